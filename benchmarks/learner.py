@@ -105,14 +105,11 @@ def needed_flops(learner: LocalLearner, batch: Batch) -> float:
     pairs = positions = 0
     for part, layout in learner.forward.micro_batches(batch):
         positions += layout.real
-        if layout.blocks is None:
-            lengths = part.lengths.tolist()
-            pairs += sum(n * (n - 1) // 2 for n in lengths)
-        for block in layout.blocks or ():
-            rows, _, prefix = block.shape
-            real = block.stop - block.start
-            # Rows of a block differ little in length; their mean is near enough.
-            pairs += real * prefix + real * (real / rows + 1) / 2
+        shared = {}
+        for size, prefix, place in zip(part.lengths - 1, layout.prefix, layout.shared_place, strict=True):
+            pairs += int(size * (size + 1) - prefix * (prefix + 1)) // 2
+            shared[int(place)] = int(prefix * (prefix + 1)) // 2
+        pairs += sum(shared.values())
     linear = sum(a * b for a, b in linear_shapes(learner.module))
     attention = 12 * config.num_hidden_layers * config.num_attention_heads * width * pairs
     head = 6 * batch.num_actions * config.hidden_size * config.vocab_size

@@ -70,6 +70,8 @@ def coterie_worker(args: argparse.Namespace) -> None:
                 f"model={args.model}",
                 f"data.path={rows}",
                 "data.shuffle=false",
+                "data.template='{prompt}'",
+                "filters=[]",
                 f"train.prompts_per_step={args.prompts}",
                 f"rollout.n={args.n}",
                 f"rollout.max_tokens={args.tokens}",

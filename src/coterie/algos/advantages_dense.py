@@ -16,11 +16,6 @@ from coterie.algos.transforms import BatchWhitening, advantages_of
 from coterie.core.types import FloatArray, Group, Rollout
 
 
-def smoothed(rewards: FloatArray, lam: float) -> FloatArray:
-    """`x_t + lam x_{t+1} + lam^2 x_{t+2} + ...`; the rewards themselves for lam = 0."""
-    return returns_to_go(rewards, lam) if lam else rewards
-
-
 @dataclass(frozen=True)
 class PRIME:
     """Implicit process rewards and the outcome reward, each with a leave-one-out baseline, summed and made returns.
@@ -48,7 +43,7 @@ class PRIME:
         process_coef: weight of the process part; >= 0.
         outcome_coef: weight of the outcome part; >= 0.
         gamma: discount a token, in [0, 1].
-        lam: smooths process rewards with those that follow; 0 for not at all.
+        lam: weight of the process rewards that follow, `p_t + lam p_{t+1} + ...`; 0 for none.
         own: what of rollout i stands in the baseline sum: nothing but its "rollout" mean left out, or its own "token".
         last_token: the last action token has a process reward.
         scale: "none", or "batch": process rewards over the batch's largest absolute reward-to-go + 1e-6.
@@ -106,7 +101,8 @@ class PRIME:
         )
 
     def _process(self, rollout: Rollout) -> FloatArray:
-        rewards = smoothed(self.beta * (stream_of(rollout, self.prm) - stream_of(rollout, self.reference)), self.lam)
+        gap = stream_of(rollout, self.prm) - stream_of(rollout, self.reference)
+        rewards = returns_to_go(self.beta * gap, self.lam)
         if not self.last_token and rewards.size:
             rewards = np.append(rewards[:-1], 0.0)
         return rewards
@@ -273,7 +269,9 @@ class KLAdvantage:
         mean = float(flat.mean()) if self.center and flat.size else 0.0
         return [
             group.with_rollouts(
-                r if p is None else replace(r, advantages=advantages_of(r) - self._spread(self.coef * (p - mean)))
+                r
+                if p is None
+                else replace(r, advantages=advantages_of(r) - returns_to_go(self.coef * (p - mean), self.gamma))
                 for r, p in zip(group.rollouts, rows, strict=True)
             )
             for group, rows in zip(groups, penalties, strict=True)
@@ -284,6 +282,3 @@ class KLAdvantage:
             return None
         policy, reference = (torch.from_numpy(stream_of(rollout, name)) for name in (self.policy, self.reference))
         return np.asarray(kl_estimate(policy, reference, self.kind, self.clamp).numpy())
-
-    def _spread(self, penalty: FloatArray) -> FloatArray:
-        return returns_to_go(penalty, self.gamma) if self.gamma else penalty

@@ -112,8 +112,7 @@ class GDPO:
             std=self.std, std_over=self.std_over, ddof=self.ddof, eps=self.eps, leave_one_out=self.leave_one_out
         )
         total = sum(a * grpo.of_scores(b * row) for row, b, a in zip(table, before, after, strict=True))
-        counted = ~np.isnan(table)
-        return np.where(counted.all(axis=0) if self.missing == "any" else counted.any(axis=0), total, np.nan)
+        return np.where(np.isnan(table).all(axis=0), np.nan, total)
 
 
 def normalised(

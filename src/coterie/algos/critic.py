@@ -94,10 +94,11 @@ class ValueLoss:
 
 
 def explained_variance(values: dict[str, float]) -> float:
-    """1 - var(G - V) / var(G) from merged metrics of `ValueLoss`; NaN where the returns don't vary."""
-    variance = values["critic/return_square_mean"] - values["critic/return_mean"] ** 2
+    """1 - var(G - V) / var(G) from merged metrics of `ValueLoss`; NaN where returns vary by rounding alone or not."""
+    square = values["critic/return_square_mean"]
+    variance = square - values["critic/return_mean"] ** 2
     residual = values["critic/error_square_mean"] - values["critic/error_mean"] ** 2
-    return 1.0 - residual / variance if variance > 0 else float("nan")
+    return 1.0 - residual / variance if variance > 1e-12 * square else float("nan")
 
 
 def _penalty(error: Float[Tensor, "A"], huber: float) -> Float[Tensor, "A"]:

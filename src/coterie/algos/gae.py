@@ -51,7 +51,8 @@ class GAE:
     Differences: tool and environment tokens are not action tokens and take no step, which is what verl, NeMo-RL and
     AReaL do by carrying value and advantage through masked tokens; SkyRL, TRL and OpenRLHF step through them. verl's
     default lambda is 1. Whitening: verl and SkyRL as here; OpenRLHF and NeMo-RL use the population variance clamped at
-    1e-8; AReaL divides by `std + 1e-5`. Truncated rollouts bootstrap here; in verl, TRL and OpenRLHF their value is 0.
+    1e-8; AReaL divides by `std + 1e-5`. A truncated rollout bootstraps from
+    `bootstrap_value` (set with critic.bootstrap=true); in verl, TRL and OpenRLHF it is 0.
 
     Degenerate cases: a rollout whose score is missing gets advantage 0 and returns equal to its values, and enters no
     statistic; a batch of one action token has advantage 0 after whitening; a rollout without action tokens stays empty.

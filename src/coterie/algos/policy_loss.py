@@ -107,6 +107,7 @@ class PolicyLoss(SamplerCorrection):
             others keep their place in the denominator. 1 for all. arXiv 2506.01939.
         positive_nll_coef: coefficient of the mean negative logprob over the tokens of sequences with reward above 0.
             VAPO, arXiv 2504.05118.
+        log_entropy: report `policy/entropy` even where nothing else needs it.
         log_ratio_bound: log-ratios are bounded to ± this; 0 for no bound.
         controlled: coefficients that a controller sets each step ("entropy_coef", "kl_coef"), so that what they need
             is computed even while they are 0.
@@ -126,6 +127,7 @@ class PolicyLoss(SamplerCorrection):
     entropy_coef: float = 0.0
     top_entropy: float = 1.0
     positive_nll_coef: float = 0.0
+    log_entropy: bool = True
     log_ratio_bound: float = 20.0
     controlled: tuple[str, ...] = ()
 
@@ -176,8 +178,8 @@ class PolicyLoss(SamplerCorrection):
     @property
     def wants(self) -> frozenset[str]:
         """Outputs to compute with gradient."""
-        entropy = self.entropy_coef != 0 or self.top_entropy < 1 or "entropy_coef" in self.controlled
-        return frozenset({"entropy"} if entropy else ())
+        used = self.entropy_coef != 0 or self.top_entropy < 1 or "entropy_coef" in self.controlled
+        return frozenset({"entropy"} if used or self.log_entropy else ())
 
     @property
     def needs_prepass(self) -> bool:

@@ -21,7 +21,8 @@ Force = Annotated[bool, typer.Option("--force", help="Replace the output when it
 
 app = typer.Typer(
     name="coterie",
-    help="Post-train language models with groups: RL, SFT, generation. Settings are Hydra overrides: key=value.",
+    help="Post-train language models with groups: RL, SFT, preferences, reward models, generation. Settings are Hydra "
+    "overrides: key=value.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -89,6 +90,35 @@ def sft(overrides: Overrides = None, multirun: Sweep = False) -> None:
 
 
 @app.command()
+def dpo(overrides: Overrides = None, multirun: Sweep = False) -> None:
+    """Train on preferences: pairs of answers (DPO and its like, ORPO, SimPO…), or answers with a label (KTO).
+
+    ```
+    coterie dpo model=Qwen/Qwen3-0.6B data.path=pairs.jsonl dpo.epochs=1 optim.lr=5e-7
+    coterie dpo model=… data.path=hub:trl-lib/ultrafeedback_binarized loss=ipo loss.beta=0.05
+    coterie dpo model=… data.path=pairs.jsonl loss=simpo loss.beta=2.5 eval.every=50 eval.data.path=held_out.jsonl
+    coterie dpo model=… data.path=labelled.jsonl loss=kto data.response_key=completion
+    ```
+
+    A row has `prompt`, `chosen` and `rejected`, each a text or chat messages; for KTO `prompt`, `response` and `label`.
+    """
+    _run("dpo", overrides, multirun)
+
+
+@app.command()
+def rm(overrides: Overrides = None, multirun: Sweep = False) -> None:
+    """Train a reward model on pairs; its folder loads as `AutoModelForSequenceClassification` with one label.
+
+    ```
+    coterie rm model=Qwen/Qwen3-0.6B data.path=pairs.jsonl rm.epochs=1 optim.lr=1e-5
+    coterie rm model=… data.path=graded.jsonl data.margin_key=margin loss.margin=1 loss.centre_coef=0.01
+    coterie rm model=… data.path=pairs.jsonl eval.every=50 eval.data.path=held_out.jsonl
+    ```
+    """
+    _run("rm", overrides, multirun)
+
+
+@app.command()
 def generate(overrides: Overrides = None) -> None:
     """Sample completions of prompts, with the logprob of every token, into JSONL or Parquet.
 
@@ -138,7 +168,7 @@ def watch(
 @app.command()
 def check(
     words: Annotated[
-        list[str] | None, typer.Argument(metavar="[train|sft|generate] OVERRIDES", help="What would be run.")
+        list[str] | None, typer.Argument(metavar="[train|sft|dpo|rm|generate] OVERRIDES", help="What would be run.")
     ] = None,
     from_verl: Annotated[str, typer.Option("--from-verl", help="Print what a verl command line is here.")] = "",
     only_set: Annotated[bool, typer.Option("--set", help="Only keys that differ from their default's origin.")] = False,

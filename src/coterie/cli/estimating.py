@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from coterie.config.compose import Resolved
-from coterie.config.needs import reads_reference
+from coterie.config.needs import reads_reference, reads_values
 from coterie.config.schema import DataConfig
 
 LOOKED_AT = 256
@@ -44,6 +44,7 @@ def estimate_lines(resolved: Resolved[Any]) -> Iterator[str]:
 
     device = choose_device(run.run.device)
     rl = resolved.verb == "train"
+    rows: Any = None if rl else getattr(run, resolved.verb)
     prompt_tokens = _prompt_tokens(run.model, run.data) if rl else 1
     found = estimate(
         config,
@@ -51,10 +52,10 @@ def estimate_lines(resolved: Resolved[Any]) -> Iterator[str]:
         device_kind="cuda" if device.type == "cuda" else "cpu",
         rows=run.engine.max_rows if rl else 1,
         prompt_tokens=prompt_tokens,
-        max_tokens=run.rollout.max_tokens if rl else run.sft.max_tokens - 1,
-        n=run.rollout.n if rl else 1,
-        prompts_per_step=run.train.prompts_per_step if rl else run.sft.batch_size,
-        needs_ref=rl and reads_reference(run),
+        max_tokens=run.rollout.max_tokens if rl else rows.max_tokens - 1,
+        n=run.rollout.n if rl else 1 if resolved.verb == "sft" else 2,
+        prompts_per_step=run.train.prompts_per_step if rl else rows.batch_size,
+        needs_ref=reads_reference(run) if rl else getattr(rows, "reference", "") == "each_step",
         kv_gib=run.engine.kv_cache_gib if rl else 0.0,
         gflops=1.0,
     )
@@ -62,8 +63,11 @@ def estimate_lines(resolved: Resolved[Any]) -> Iterator[str]:
     largest = sorted(found.parts.items(), key=lambda part: -part[1])
     yield "  " + ", ".join(f"{name.replace('_', ' ')} {size / GIB:.2f}" for name, size in largest if size > GIB / 200)
     if not rl:
-        yield f"  (conversations of sft.max_tokens={run.sft.max_tokens} tokens)"
+        yield f"  (sequences of {resolved.verb}.max_tokens={rows.max_tokens} tokens)"
         return
+    if reads_values(run):
+        more = 3 * found.parts["weights"] / GIB
+        yield f"  (without the critic: {more:.2f} GiB more for its weights and optimizer when it has the policy's size)"
     torch.set_num_threads(choose_threads(run.run.threads, found.parts["weights"] // BYTES_PER_WEIGHT))
     speed = matmul_gflops(device)
     step = (found.seconds_per_step or 0.0) / speed

@@ -9,7 +9,15 @@ from types import MappingProxyType
 from typing import Any
 
 from coterie.config.hints import any_of, did_you_mean
-from coterie.config.needs import needs_problems, reads_reference
+from coterie.config.needs import needs_problems, reads_reference, reads_values, warmup_steps
+from coterie.config.preference_checks import (
+    PREFERENCE_KEYS,
+    dpo_problems,
+    idle_rules,
+    is_reward_model_loss,
+    rm_problems,
+    rows_of_loss,
+)
 from coterie.config.primary import RLRun, SFTRun, Verb
 from coterie.config.resolve import Resolution, show
 from coterie.errors import ConfigError
@@ -59,6 +67,12 @@ RANGES: Mapping[str, Range] = MappingProxyType(
         "sft.batch_size": ONE_OR_MORE,
         "sft.max_tokens": Range(2),
         "sft.epochs": NOT_NEGATIVE,
+        "dpo.batch_size": ONE_OR_MORE,
+        "dpo.max_tokens": Range(2),
+        "dpo.epochs": NOT_NEGATIVE,
+        "rm.batch_size": ONE_OR_MORE,
+        "rm.max_tokens": Range(2),
+        "rm.epochs": NOT_NEGATIVE,
         "data.max_prompt_tokens": COUNT,
         "data.max_examples": COUNT,
         "data.seed": Range(-1),
@@ -83,6 +97,10 @@ RANGES: Mapping[str, Range] = MappingProxyType(
         "optim.max_grad_norm": NOT_NEGATIVE,
         "optim.warmup_steps": COUNT,
         "optim.min_lr_ratio": SHARE,
+        "critic.lr": NOT_NEGATIVE,
+        "critic.warmup_steps": COUNT,
+        "critic.value_clip": NOT_NEGATIVE,
+        "critic.huber": NOT_NEGATIVE,
         "learner.micro_batch_tokens": COUNT,
         "learner.head_chunk": COUNT,
         "engine.max_rows": ONE_OR_MORE,
@@ -104,6 +122,8 @@ def check_run(verb: Verb, run: Any, found: Resolution) -> None:
     run_problems: dict[str, Callable[[Any, Resolution], Iterator[str]]] = {
         "train": _train_problems,
         "sft": _sft_problems,
+        "dpo": dpo_problems,
+        "rm": rm_problems,
         "generate": _generate_problems,
     }
     problems = [*_missing(verb, run), *_out_of_range(run, found), *run_problems[verb](run, found)]
@@ -119,7 +139,7 @@ def _missing(verb: Verb, run: Any) -> Iterator[str]:
             "(`coterie model import` makes a folder of a GGUF file)"
         )
     if not run.data.path:
-        kind = "conversations" if verb == "sft" else "prompts"
+        kind = {"sft": "conversations", "dpo": "preferences", "rm": "preferences"}.get(verb, "prompts")
         yield f"data.path is not set: give {kind} as data.path=FILE.jsonl, FILE.parquet, hub:owner/name or gym:task"
     if verb == "generate" and not run.out:
         yield "out is not set: give the file to write, like out=completions.jsonl or out=completions.parquet"
@@ -146,6 +166,14 @@ def _train_problems(run: RLRun, found: Resolution) -> Iterator[str]:
         )
     if rollout.temperature == 0:
         yield "rollout.temperature=0: greedy rollouts of a prompt are all the same, so nothing can be learned; use 1"
+    if warmup_steps(run) >= train.steps > 0:
+        yield (
+            f"critic.warmup_steps={warmup_steps(run)}: the run ends after train.steps={train.steps}, before the policy "
+            "learns anything"
+        )
+    if rows_of_loss(run.loss) or is_reward_model_loss(run.loss):
+        verb = "rm" if is_reward_model_loss(run.loss) else "dpo"
+        yield f"loss={found.pieces['loss'].choice} learns from preferences, not from rewards; use coterie {verb}"
     yield from _group_sizes(run, found)
     yield from _eval_problems(run)
     yield from _control_problems(run)
@@ -168,7 +196,9 @@ def _group_sizes(run: RLRun, found: Resolution) -> Iterator[str]:
 def _sft_problems(run: SFTRun, found: Resolution) -> Iterator[str]:
     needs = sorted(getattr(run.loss, "needs", frozenset()))
     choice = found.pieces["loss"].choice
-    if needs or hasattr(run.loss, "surrogate"):
+    if rows_of_loss(run.loss):
+        yield f"loss={choice}: learns from preferences, which coterie sft doesn't read; use loss=nll, or coterie dpo"
+    elif needs or hasattr(run.loss, "surrogate"):
         what = f"needs {any_of(needs)}" if needs else "weighs tokens by advantages"
         yield f"loss={choice}: {what}, which supervised data doesn't have; use loss=nll"
     yield from _learner_problems(run.learner)
@@ -227,8 +257,13 @@ def _idle(verb: Verb, run: Any, found: Resolution) -> Iterator[str]:
 
 def _idle_rules(verb: Verb, run: Any) -> Iterator[tuple[str, str, str]]:
     """Key, the key that makes it idle, and the reason."""
-    if verb in ("train", "sft"):
+    if verb != "generate":
         yield from _idle_in_training(verb, run)
+    if verb in ("dpo", "rm"):
+        yield from idle_rules(verb, run)
+    else:
+        for name in PREFERENCE_KEYS:
+            yield f"data.{name}", "", "only coterie dpo and coterie rm read preferences"
     if verb == "sft":
         for name in ("prompts_per_step", "minibatches", "epochs", "reward_concurrency", "max_missing_reward_rate"):
             yield (
@@ -243,7 +278,7 @@ def _idle_rules(verb: Verb, run: Any) -> Iterator[tuple[str, str, str]]:
         if run.sft.epochs:
             yield "train.steps", "sft.epochs", "sft.epochs decides; set sft.epochs=0 to count steps"
         yield "data.reference_key", "", "supervised data has no reference; the answer's column is data.response_key"
-    else:
+    elif verb in ("train", "generate"):
         yield "data.response_key", "", "only coterie sft reads responses"
     if verb == "generate":
         for name in ("dir", "resume", "debug"):
@@ -270,10 +305,12 @@ def _idle_rules(verb: Verb, run: Any) -> Iterator[tuple[str, str, str]]:
 
 
 def _idle_in_training(verb: Verb, run: Any) -> Iterator[tuple[str, str, str]]:
-    steps = run.train.steps * (run.train.epochs * run.train.minibatches if verb == "train" else 1)
+    steps = run.train.steps
+    if verb == "train":
+        steps = (steps - warmup_steps(run)) * run.train.epochs * run.train.minibatches
     if run.optim.schedule == "constant":
         yield "optim.min_lr_ratio", "optim.schedule", "optim.schedule=constant never goes down; use linear or cosine"
-    if run.optim.warmup_steps >= steps and not (verb == "sft" and run.sft.epochs):
+    if run.optim.warmup_steps >= steps and not (verb in ("sft", "dpo", "rm") and getattr(run, verb).epochs):
         yield "optim.warmup_steps", "train.steps", f"the run ends after {steps} optimizer steps, still warming up"
     if not run.eval.every:
         for f in dataclasses.fields(run.eval):
@@ -289,8 +326,11 @@ def _idle_in_training(verb: Verb, run: Any) -> Iterator[tuple[str, str, str]]:
             yield f"log.{name}", "log.sinks", "it names the run for wandb and trackio; add one to log.sinks"
     if run.log.console == "off":
         yield "log.sample_every", "log.console", "log.console=off shows nothing"
-    if verb == "sft" or not reads_reference(run):
+    if verb == "sft" or (verb == "train" and not reads_reference(run)):
         yield "learner.ref_model", "", "nothing needs ref_logprobs; a KL in loss.kl or shaping=[kl] would"
+    if verb == "train" and not reads_values(run):
+        for f in dataclasses.fields(run.critic):
+            yield f"critic.{f.name}", "advantage", "nothing needs values, so there is no critic; advantage=gae would"
 
 
 def _fields(piece: Any) -> tuple[dataclasses.Field[Any], ...]:

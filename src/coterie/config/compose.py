@@ -24,6 +24,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from coterie.config.checks import check_run
+from coterie.config.hints import any_of
 from coterie.config.origins import Origins, flatten, trace
 from coterie.config.overrides import Request, parse_overrides
 from coterie.config.pieces import CHOICE, find_piece
@@ -69,7 +70,7 @@ class Resolved(Generic[R]):
     """A configuration, resolved and checked.
 
     Attributes:
-        verb: "train", "sft" or "generate".
+        verb: "train", "sft", "dpo", "rm" or "generate".
         run: the frozen run.
         yaml: the configuration as text, complete and in a fixed order; `load_resolved` reads it.
         origins: each leaf key to who set it: "default", a file, a preset, a convention or the command line.
@@ -138,7 +139,9 @@ def load_resolved(path: Path | str) -> Resolved[Any]:
     named = tree.pop(VERB, None) if isinstance(tree, dict) else None
     verb = next((v for v in PRIMARIES if v == named), None)
     if verb is None:
-        raise ConfigError(f"{path} is no resolved configuration: its first key would be `verb: train`, sft or generate")
+        raise ConfigError(
+            f"{path} is no resolved configuration: its first key would be `verb:` with {any_of(list(PRIMARIES))}"
+        )
     primary = PRIMARIES[verb]
     for name, slot in primary.slots.items():
         if slot.many and isinstance(tree.get(name), list):
@@ -220,7 +223,7 @@ def _yaml(verb: Verb, primary: Primary, tree: Mapping[str, Any]) -> str:
     for name, value in tree.items():
         many = name in primary.slots and primary.slots[name].many
         ordered[name] = list(value.values()) if many else value
-    text: str = yaml.safe_dump(ordered, sort_keys=False, allow_unicode=True, width=120)
+    text: str = yaml.safe_dump(ordered, sort_keys=False, width=120)
     return text
 
 

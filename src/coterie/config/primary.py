@@ -12,11 +12,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from coterie.config.schema import (
+    CriticConfig,
     DataConfig,
+    DPOConfig,
     EvalConfig,
     LocalLearnerConfig,
     LogConfig,
     OptimConfig,
+    RMConfig,
     RolloutConfig,
     RunConfig,
     SFTConfig,
@@ -28,7 +31,7 @@ from coterie.config.slots import SLOTS, Slot
 if TYPE_CHECKING:
     from coterie.core.protocols import Coef, GroupFn, LossFn, RewardFn
 
-Verb = Literal["train", "sft", "generate"]
+Verb = Literal["train", "sft", "dpo", "rm", "generate"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +53,7 @@ class RLRun:
     optim: OptimConfig
     log: LogConfig
     learner: LocalLearnerConfig
+    critic: CriticConfig
     engine: TransformersEngineConfig
     reward: "RewardFn"
     filters: Mapping[str, "GroupFn"]
@@ -75,6 +79,51 @@ class SFTRun:
     run: RunConfig
     train: TrainConfig
     sft: SFTConfig
+    data: DataConfig
+    eval: EvalConfig
+    optim: OptimConfig
+    log: LogConfig
+    learner: LocalLearnerConfig
+    loss: "LossFn"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DPORun:
+    """`coterie dpo`: preference training on pairs of answers, or on answers with a label.
+
+    Attributes:
+        model: the model to train: a folder in Hugging Face's layout, or a hub id.
+        model_kwargs: open node: passed on to `from_pretrained`.
+    """
+
+    model: str = ""
+    model_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    run: RunConfig
+    train: TrainConfig
+    dpo: DPOConfig
+    data: DataConfig
+    eval: EvalConfig
+    optim: OptimConfig
+    log: LogConfig
+    learner: LocalLearnerConfig
+    loss: "LossFn"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RMRun:
+    """`coterie rm`: a reward model from pairs of answers.
+
+    Attributes:
+        model: the language model whose body is trained, or a reward model to go on with: a folder in Hugging Face's
+            layout, or a hub id.
+        model_kwargs: open node: passed on to `from_pretrained`.
+    """
+
+    model: str = ""
+    model_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    run: RunConfig
+    train: TrainConfig
+    rm: RMConfig
     data: DataConfig
     eval: EvalConfig
     optim: OptimConfig
@@ -149,6 +198,8 @@ PRIMARIES: Mapping[Verb, Primary] = MappingProxyType(
     {
         "train": Primary(RLRun, SLOTS, (*_OPEN, "eval.data")),
         "sft": Primary(SFTRun, {"learner": SLOTS["learner"], "loss": SLOTS["loss"]}, (*_OPEN, "eval.data")),
+        "dpo": Primary(DPORun, {"learner": SLOTS["learner"], "loss": SLOTS["loss"]}, (*_OPEN, "eval.data")),
+        "rm": Primary(RMRun, {"learner": SLOTS["learner"], "loss": SLOTS["loss"]}, (*_OPEN, "eval.data")),
         "generate": Primary(GenerateRun, {"engine": SLOTS["engine"]}, _OPEN),
     }
 )

@@ -75,7 +75,11 @@ class DataConfig:
         split: split of a hub data set.
         prompt_key: column of the prompt: text or a list of chat messages.
         reference_key: column of the gold answer; verl's `reward_model.ground_truth` is understood without it.
-        response_key: column of the response (SFT); chat rows use their `messages` column.
+        response_key: column of the response (SFT, KTO); chat rows of SFT use their `messages` column.
+        chosen_key: column of the better answer of a pair: text or chat messages.
+        rejected_key: column of the other answer.
+        label_key: column that says whether a single answer is desirable (KTO): true or false, 1 or 0.
+        margin_key: column of a number above 0, by how much the chosen answer is better (reward models); empty takes 1.
         system: system message put before every prompt; empty for none.
         template: Python format string around the prompt text, e.g. "{prompt}\\nThink step by step."; fields of the row
             may be named. The default is the prompt as it is.
@@ -94,6 +98,10 @@ class DataConfig:
     prompt_key: str = "prompt"
     reference_key: str = "reference"
     response_key: str = "response"
+    chosen_key: str = "chosen"
+    rejected_key: str = "rejected"
+    label_key: str = "label"
+    margin_key: str = ""
     system: str = ""
     template: str = "{prompt}"
     chat: bool = True
@@ -199,6 +207,39 @@ class SFTConfig:
 
 
 @dataclass(frozen=True)
+class DPOConfig:
+    """Preference training (`coterie dpo`).
+
+    Attributes:
+        batch_size: pairs (or labelled answers) of one optimizer step.
+        max_tokens: pairs with a longer sequence, prompt included, are left out and counted.
+        epochs: passes over the data; they take the place of train.steps. 0 runs train.steps steps.
+        reference: "once" computes the reference's logprobs of all data before the first step and keeps them in the run
+            directory, "each_step" computes those of each batch and keeps the reference model in memory.
+    """
+
+    batch_size: int = 16
+    max_tokens: int = 2048
+    epochs: float = 0.0
+    reference: Literal["once", "each_step"] = "once"
+
+
+@dataclass(frozen=True)
+class RMConfig:
+    """Reward models (`coterie rm`).
+
+    Attributes:
+        batch_size: pairs of one optimizer step.
+        max_tokens: pairs with a longer sequence, prompt included, are left out and counted.
+        epochs: passes over the data; they take the place of train.steps. 0 runs train.steps steps.
+    """
+
+    batch_size: int = 16
+    max_tokens: int = 2048
+    epochs: float = 0.0
+
+
+@dataclass(frozen=True)
 class LocalLearnerConfig:
     """`learner=local`: one process, one device.
 
@@ -222,6 +263,31 @@ class LocalLearnerConfig:
     compile: bool = False
     attention: str = "auto"
     ref_model: str = ""
+
+
+@dataclass(frozen=True)
+class CriticConfig:
+    """The critic, there when something needs `values` (advantage=gae): a model of its own with a value head.
+
+    Its layout, dtype and micro-batches are set by the learner section, the rest of its optimizer by the optim section.
+
+    Attributes:
+        model: folder or id of its starting weights, which must have the policy's tokenizer; empty takes the policy's.
+            The value head starts at 0 (a critic's own folder brings its head along).
+        lr: peak learning rate.
+        warmup_steps: training steps at the beginning in which only the critic learns.
+        value_clip: how far a value may move from the one before the step with profit; 0 for no clip.
+        huber: threshold of Huber's loss; 0 takes the squared error.
+        bootstrap: a rollout that the length limit cut off goes on with the value of its last state. Off, it ends there,
+            which is right where its reward is the whole of what it earns: values would grow without bound otherwise.
+    """
+
+    model: str = ""
+    lr: float = 1e-5
+    warmup_steps: int = 0
+    value_clip: float = 0.5
+    huber: float = 0.0
+    bootstrap: bool = False
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,8 @@ RUNNERS = MappingProxyType(
     {
         "train": "coterie.train.rl:run_rl",
         "sft": "coterie.train.sft:run_sft",
+        "dpo": "coterie.train.preference:run_dpo",
+        "rm": "coterie.train.reward_model:run_rm",
         "generate": "coterie.rollout.generate:run_generate",
     }
 )

@@ -90,7 +90,7 @@ NO_NEED: Mapping[str, str] = MappingProxyType(
         "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": OWN,
         "actor_rollout_ref.ref.log_prob_micro_batch_size": OWN,
         "reward_model.enable": "a reward model would be a piece in the reward slot",
-        "trainer.critic_warmup": "there is no critic with a group estimator",
+        "trainer.critic_warmup": "critic.warmup_steps, with an estimator that needs values (advantage=gae)",
         "trainer.val_before_train": "an evaluation always comes before step 0 when eval.every is set",
         "trainer.n_gpus_per_node": "one process here",
         "trainer.nnodes": "one process here",

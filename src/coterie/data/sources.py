@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from coterie.config.schema import DataConfig
 from coterie.core.types import Example, Message
+from coterie.data.cursor import Identified
 from coterie.data.external import read_gym, read_hub
 from coterie.data.rows import Row, nearest, read_rows
 from coterie.data.worked import worked_solution
@@ -31,7 +32,7 @@ class Conversation:
 
 BRACES = "A brace that stands for itself is written twice, as in \\boxed{{}}"
 
-T = TypeVar("T", Example, Conversation)
+T = TypeVar("T", bound=Identified)
 
 
 def load_examples(config: DataConfig, *, seed: int, need_reference: bool = False) -> list[Example]:
@@ -50,8 +51,8 @@ def load_examples(config: DataConfig, *, seed: int, need_reference: bool = False
         DataError: for a missing file, a bad row (file, row and field), repeated ids, or no rows at all.
         ConfigError: for a setting that can't have an effect or names something unknown.
     """
-    _check_config(config)
-    return _collect(config, (_example(row, config, need_reference) for row in _rows(config, seed)))
+    check_config(config)
+    return collect(config, (_example(row, config, need_reference) for row in rows_of(config, seed)))
 
 
 def load_conversations(config: DataConfig, *, seed: int) -> list[Conversation]:
@@ -60,11 +61,16 @@ def load_conversations(config: DataConfig, *, seed: int) -> list[Conversation]:
     Raises:
         DataError: as `load_examples`; also for a chat that doesn't end with an assistant message.
     """
-    _check_config(config)
-    return _collect(config, (_conversation(row, config) for row in _rows(config, seed)))
+    check_config(config)
+    return collect(config, (_conversation(row, config) for row in rows_of(config, seed)))
 
 
-def _check_config(config: DataConfig) -> None:
+def check_config(config: DataConfig) -> None:
+    """Refuse settings that can't have an effect.
+
+    Raises:
+        ConfigError: naming the setting.
+    """
     if not config.path:
         raise ConfigError("data.path is empty: give a .jsonl or .parquet file, a folder, hub:owner/name or gym:task")
     if not config.chat:
@@ -75,7 +81,8 @@ def _check_config(config: DataConfig) -> None:
         raise ConfigError("data.options has an effect on hub: and gym: sources only")
 
 
-def _rows(config: DataConfig, seed: int) -> Iterator[Row]:
+def rows_of(config: DataConfig, seed: int) -> Iterator[Row]:
+    """Rows of a file, folder, hub data set or procedural task, as `config.path` says."""
     kind, _, name = config.path.partition(":")
     if kind == "hub":
         return read_hub(name, config.split, config.options)
@@ -85,7 +92,12 @@ def _rows(config: DataConfig, seed: int) -> Iterator[Row]:
     return read_rows(config.path)
 
 
-def _collect(config: DataConfig, items: Iterator[T]) -> list[T]:
+def collect(config: DataConfig, items: Iterator[T]) -> list[T]:
+    """The first `max_examples` items.
+
+    Raises:
+        DataError: for repeated ids, and when there are none.
+    """
     seen: dict[str, int] = {}
     kept: list[T] = []
     for number, item in enumerate(items):
@@ -104,14 +116,14 @@ def _collect(config: DataConfig, items: Iterator[T]) -> list[T]:
 
 
 def _example(row: Row, config: DataConfig, need_reference: bool) -> Example:
-    source = _source(row)
+    source = source_of(row)
     extra = row.values.get("extra_info") or {}
     if not isinstance(extra, Mapping):
-        raise DataError(f"{row.place}: column 'extra_info' is {_kind(extra)}, not an object")
+        raise DataError(f"{row.place}: column 'extra_info' is {kind_of(extra)}, not an object")
     used = {config.prompt_key, config.reference_key, "reward_model", "extra_info", "data_source", "source", "id"}
     return Example(
-        id=_identity(row, source),
-        prompt=_prompt(row, config),
+        id=identity_of(row, source),
+        prompt=prompt_of(row, config),
         reference=_reference(row, config, need_reference),
         source=source,
         meta={**{key: value for key, value in row.values.items() if key not in used}, **extra},
@@ -119,11 +131,11 @@ def _example(row: Row, config: DataConfig, need_reference: bool) -> Example:
 
 
 def _conversation(row: Row, config: DataConfig) -> Conversation:
-    source = _source(row)
+    source = source_of(row)
     if "messages" in row.values:
         if not config.chat:
             raise DataError(f"{row.place}: chat rows ('messages') need data.chat=true")
-        messages = _messages(row, "messages", row.values["messages"])
+        messages = messages_of(row, "messages", row.values["messages"])
         if config.system and messages[0]["role"] != "system":
             messages = ({"role": "system", "content": config.system}, *messages)
     else:
@@ -133,14 +145,15 @@ def _conversation(row: Row, config: DataConfig) -> Conversation:
             remedy = "Set data.response_key=NAME, or give chat rows with a column 'messages'"
             response = row.get(config.response_key, remedy)
         if not isinstance(response, str) or not response:
-            raise DataError(f"{row.place}: column {config.response_key!r} is {_kind(response)}, not a text")
-        messages = (*_prompt(row, config), {"role": "assistant", "content": response})
+            raise DataError(f"{row.place}: column {config.response_key!r} is {kind_of(response)}, not a text")
+        messages = (*prompt_of(row, config), {"role": "assistant", "content": response})
     if messages[-1]["role"] != "assistant":
         raise DataError(f"{row.place}: the last message has role {messages[-1]['role']!r}, not 'assistant'")
-    return Conversation(_identity(row, source), messages, source)
+    return Conversation(identity_of(row, source), messages, source)
 
 
-def _source(row: Row) -> str:
+def source_of(row: Row) -> str:
+    """Name of the data set a row belongs to: a column, or the file's name."""
     for column in ("data_source", "source"):
         value = row.values.get(column)
         if isinstance(value, str) and value:
@@ -148,13 +161,14 @@ def _source(row: Row) -> str:
     return row.label
 
 
-def _identity(row: Row, source: str) -> str:
+def identity_of(row: Row, source: str) -> str:
+    """The row's `id`, or one made from its source and number."""
     value = row.values.get("id")
     if value is None or value == "":
         # The files of a folder may share a source name, but not a file name.
         return f"{row.label if row.in_folder else source}-{row.number}"
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise DataError(f"{row.place}: column 'id' is {_kind(value)}, not a text or an integer")
+        raise DataError(f"{row.place}: column 'id' is {kind_of(value)}, not a text or an integer")
     return str(value)
 
 
@@ -167,7 +181,7 @@ def _reference(row: Row, config: DataConfig, needed: bool) -> Any:
             raise DataError(f"{row.place}: column 'reward_model' has no field 'ground_truth'{nearest('', rule)}")
         value = rule["ground_truth"]
     elif "reward_model" in row.values and rule is not None:
-        raise DataError(f"{row.place}: column 'reward_model' is {_kind(rule)}, not an object with 'ground_truth'")
+        raise DataError(f"{row.place}: column 'reward_model' is {kind_of(rule)}, not an object with 'ground_truth'")
     elif needed or (key and key != DataConfig.reference_key):
         hint = ", or give verl's reward_model.ground_truth"
         raise DataError(f"{row.place}: no column {key!r}{nearest(key, row.values)}. Set data.reference_key=NAME{hint}")
@@ -178,12 +192,17 @@ def _reference(row: Row, config: DataConfig, needed: bool) -> Any:
     return value
 
 
-def _prompt(row: Row, config: DataConfig) -> tuple[Message, ...]:
+def prompt_of(row: Row, config: DataConfig) -> tuple[Message, ...]:
+    """The messages of `prompt_key`, with system message and template in place.
+
+    Raises:
+        DataError: naming file, row and field.
+    """
     value = row.get(config.prompt_key, "Set data.prompt_key=NAME")
     if isinstance(value, str):
         messages: tuple[Message, ...] = ({"role": "user", "content": value},)
     else:
-        messages = _messages(row, config.prompt_key, value)
+        messages = messages_of(row, config.prompt_key, value)
         if messages[-1]["role"] == "assistant":
             raise DataError(
                 f"{row.place}: column {config.prompt_key!r} ends with an assistant message; a prompt ends where the "
@@ -223,23 +242,29 @@ def _with_template(row: Row, config: DataConfig, messages: Sequence[Message]) ->
     return tuple({**m, "content": text} if n == places[-1] else m for n, m in enumerate(messages))
 
 
-def _messages(row: Row, column: str, value: Any) -> tuple[Message, ...]:
+def messages_of(row: Row, column: str, value: Any) -> tuple[Message, ...]:
+    """A column's list of chat messages, checked.
+
+    Raises:
+        DataError: naming file, row and message.
+    """
     if not isinstance(value, list) or not value:
-        raise DataError(f"{row.place}: column {column!r} is {_kind(value)}, not a text or a list of chat messages")
+        raise DataError(f"{row.place}: column {column!r} is {kind_of(value)}, not a text or a list of chat messages")
     for number, message in enumerate(value):
         where = f"{row.place}: column {column!r}, message {number}"
         if not isinstance(message, Mapping):
-            raise DataError(f"{where} is {_kind(message)}, not an object with 'role' and 'content'")
+            raise DataError(f"{where} is {kind_of(message)}, not an object with 'role' and 'content'")
         role, content = message.get("role"), message.get("content")
         if not isinstance(role, str) or not role:
             raise DataError(f"{where} has no 'role'{nearest('role', message)}")
         if not isinstance(content, str | list) and not message.get("tool_calls"):
-            raise DataError(f"{where} has as 'content' {_kind(content)}, not a text")
+            raise DataError(f"{where} has as 'content' {kind_of(content)}, not a text")
     # Parquet fills absent fields with null; templates take the presence of a key for its use.
     return tuple({"content": "", **{k: v for k, v in message.items() if v is not None}} for message in value)
 
 
-def _kind(value: Any) -> str:
+def kind_of(value: Any) -> str:
+    """What a wrong value is, in words."""
     if value is None:
         return "empty (null)"
     if value == "" or value == []:

@@ -59,7 +59,7 @@ class Continuous:
     Args:
         module: causal language model, already borrowed (evaluation mode, `attention.NAME`).
         tokenizer: for stop strings.
-        cache: emptied of meaning, its storage is used again.
+        cache: a fresh one.
         limits: see there.
         eos: ids that end a row.
         device: of the module.

@@ -43,6 +43,7 @@ class TransformersEngine:
         on_progress: called after every step with rows done, rows in all and tokens sampled.
 
     Attributes:
+        on_progress: may be set anew between calls.
         last: facts of the last call: `steps`, `tokens`, `peak_rows`.
     """
 
@@ -141,7 +142,9 @@ class TransformersEngine:
         prompt_length = max(len(p.tokens) for p in prompts)
         longest = max(p.longest for p in prompts)
         shared = plain and self._can_share() and _tokens_saved(prompts, rows) >= _SHARED_FROM
-        own = max(row.limit for p in prompts for row in p.rows) if shared else longest
+        own = longest
+        if shared or not plain:  # apart from the prompt, or after the longest prompt of a padded batch
+            own = max(row.limit for p in prompts for row in p.rows) + (0 if shared else prompt_length)
         need = whole_blocks(own) + (whole_blocks(prompt_length) if shared else 0)
         parked = whole_blocks(prompt_length) if not shared and total > len(prompts) else 0
         if nature.bytes_per_token:

@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import Cache
 
 _BLOCK = 64  # tokens by which slots grow
+_ALIGNMENT = 64  # bytes
 
 
 class NotPlainError(Exception):
@@ -29,10 +30,16 @@ def whole_blocks(length: int) -> int:
 
 
 def _zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """Zeros in the dtype and on the device of `like`; on CPU their pages take no memory until they are written."""
+    """Zeros in the dtype and on the device of `like`; on CPU their pages take no memory until they are written.
+
+    CPU memory starts at a multiple of 64 bytes, as torch's own does: the order in which a BLAS adds may depend on it.
+    """
     if like.device.type != "cpu":
         return like.new_zeros(shape)
-    return torch.from_numpy(np.zeros(math.prod(shape) * like.element_size(), np.uint8)).view(like.dtype).view(shape)
+    size = math.prod(shape) * like.element_size()
+    memory = np.zeros(size + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return torch.from_numpy(memory[start : start + size]).view(like.dtype).view(shape)
 
 
 class Slots:

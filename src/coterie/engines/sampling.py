@@ -12,6 +12,7 @@ same token whatever else is in the batch, except where u lies within rounding of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,8 +31,9 @@ _TOP = 1024  # most likely tokens that are sorted before a whole row is
 
 def check_sampling(sampling: Sampling) -> None:
     """Raise `EngineError` for a setting outside its range."""
+    heat = sampling.temperature
     rules = (
-        ("temperature", sampling.temperature, sampling.temperature >= 0, "a number ≥ 0 (0 is greedy)"),
+        ("temperature", heat, heat == 0 or 1e-6 <= heat < math.inf, "0 (greedy) or a number ≥ 1e-6"),
         ("top_p", sampling.top_p, 0 < sampling.top_p <= 1, "in (0, 1]; 1 keeps all tokens"),
         ("top_k", sampling.top_k, sampling.top_k >= 0, "an integer ≥ 0; 0 keeps all tokens"),
         ("min_p", sampling.min_p, 0 <= sampling.min_p <= 1, "in [0, 1]; 0 keeps all tokens"),

@@ -7,8 +7,7 @@ code, and the storages that live at each moment are added up: what is estimated 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -25,14 +24,19 @@ from coterie.learners.attention import PACKED, register
 from coterie.learners.head import LogitMap, action_logprobs, head_of
 from coterie.learners.local import compute_dtype, gpu_memory
 from coterie.learners.logprobs import attention_of, plan_of, run_body
-from coterie.learners.packing import Layout, Shape, choose_shape, lay_out, split
+from coterie.learners.packing import Shape, choose_shape, lay_out, split
 from coterie.learners.prefix import packing_obstacle
 
-PROCESS_BYTES = 480 << 20
+PROCESS_BYTES = 440 << 20
 """Resident memory of a process with torch, transformers and a data set, before any model (measured)."""
 
 TRAIN_SHARE, SAMPLE_SHARE = 0.75, 0.35
 """Shares of the matrix-multiply ceiling that training and sampling reach (measured, `docs/performance.md`)."""
+
+FRAGMENTED_ONE, FRAGMENTED_MANY = 0.1, 0.4
+"""Bytes that a CPU's heap holds in gaps, for each byte of gradients, activations and logits: with one micro-batch and
+with more. (Measured with glibc 2.36: a freed block can't take an aligned one of its own size, so each micro-batch lands
+between the gaps of the last one.)"""
 
 _ABSENT_GPU_BYTES = 80 << 30
 
@@ -44,8 +48,8 @@ class Estimate:
     Attributes:
         peak_bytes: largest memory held at one time: resident memory on a CPU, allocated memory on a GPU.
         parts: bytes by what they are for. `process`, `weights`, `optimizer` and `reference` are there all the time;
-            `gradients`, `activations`, `logits` and `workspace` while training; `kv_cache` and `sampling` while
-            sampling.
+            `gradients`, `activations`, `logits`, `workspace` and `fragmentation` while training; `kv_cache` and
+            `sampling` while sampling.
         flops_per_step: floating-point operations of sampling, scoring and training.
         seconds_per_step: their time, given the machine's matrix-multiply speed; rewards and tools are not in it.
         shape: micro-batch and chunk sizes in force.
@@ -113,6 +117,7 @@ def estimate(
     run = _simulate(model_config, learner, work, shape, dtype)
     width = torch.empty((), dtype=dtype).element_size()
     kv, sampling = _sampling(model_config, work, rows, kv_gib, width)
+    gaps = 0.0 if device_kind == "cuda" else FRAGMENTED_ONE if run.scale == 1 else FRAGMENTED_MANY
     parts = {
         "process": PROCESS_BYTES if device_kind == "cpu" else 0,
         "weights": run.weights,
@@ -122,11 +127,12 @@ def estimate(
         "activations": run.activations,
         "logits": run.logits,
         "workspace": run.workspace,
+        "fragmentation": int(gaps * (run.weights + run.activations + run.logits)),
         "kv_cache": kv,
         "sampling": sampling,
     }
     always = sum(parts[name] for name in ("process", "weights", "optimizer", "reference"))
-    training = sum(parts[name] for name in ("gradients", "activations", "logits", "workspace"))
+    training = sum(parts[name] for name in ("gradients", "activations", "logits", "workspace", "fragmentation"))
     sampled = work.prompts * (work.prompt_tokens + work.n * work.max_tokens) / run.positions * run.forward_flops
     scored = run.forward_flops * run.scale if needs_ref else 0.0
     trained = run.flops * run.scale
@@ -171,8 +177,8 @@ def _simulate(model_config: Any, learner: LocalLearnerConfig, work: Workload, sh
     with fake, attention_of(module, PACKED if packed else None):
         for parameter in module.parameters():
             parameter.grad = torch.empty_like(parameter)
-        layout = _faked(layouts[largest], fake.from_tensor)
-        with _Live() as live, FlopCounterMode(display=False, custom_mapping=_CPU_ATTENTION) as flops:
+        layout = layouts[largest].map(fake.from_tensor)
+        with _Live() as live, FlopCounterMode(display=False, custom_mapping=CPU_ATTENTION) as flops:
             for parameter in module.parameters():
                 live.see(parameter)
                 live.see(parameter.grad)
@@ -218,8 +224,9 @@ def _batch(work: Workload) -> Batch:
 def _sampling(model_config: Any, work: Workload, rows: int, kv_gib: float, width: int) -> tuple[int, int]:
     """Bytes of the key-value cache, and of a decoding step's logits and the prompts' forward pass."""
     text = model_config.get_text_config()
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    queries = getattr(text, "num_attention_heads", 0)  # without attention there are no keys and values
+    heads = getattr(text, "num_key_value_heads", None) or queries
+    size = getattr(text, "head_dim", None) or text.hidden_size // max(1, queries)
     together = min(rows, work.prompts * work.n)
     cache = 2 * width * text.num_hidden_layers * heads * size * together * (work.prompt_tokens + work.max_tokens)
     if kv_gib:
@@ -228,25 +235,6 @@ def _sampling(model_config: Any, work: Workload, rows: int, kv_gib: float, width
     logits = 3 * 4 * together * text.vocab_size
     prefill = width * min(8192, work.prompts * work.prompt_tokens) * (4 * text.hidden_size + 3 * inner)
     return cache, max(logits, prefill)
-
-
-def _faked(layout: Layout, fake: Callable[[Tensor], Tensor]) -> Layout:
-    def convert(tensor: Tensor | None) -> Tensor | None:
-        return None if tensor is None else fake(tensor)
-
-    blocks = None
-    if layout.blocks is not None:
-        blocks = tuple(
-            replace(
-                block,
-                queries=convert(block.queries),
-                keys=convert(block.keys),
-                valid=convert(block.valid),
-                mask=convert(block.mask),
-            )
-            for block in layout.blocks
-        )
-    return replace(layout, input_ids=fake(layout.input_ids), position_ids=convert(layout.position_ids), blocks=blocks)
 
 
 class _Live(TorchDispatchMode):
@@ -289,7 +277,8 @@ def _attention_backward_flops(grad: Any, query: Any, key: Any, value: Any, *args
     return int(sdpa_backward_flop_count(grad, query, key, value))
 
 
-_CPU_ATTENTION = {
+CPU_ATTENTION = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
 }
+"""How torch's counter is to count the attention of a CPU, which it doesn't know by itself."""

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from safetensors import SafetensorError
@@ -51,7 +51,12 @@ class LocalLearner:
     Raises:
         ConfigError: for a dtype that the device can't do, or `share_prefix` where it can't be exact.
         ModelError: for a model whose logits are not understood.
+
+    Attributes:
+        stage: stage of the metric that holds the loss.
     """
+
+    stage: ClassVar[str] = "policy"
 
     def __init__(
         self,
@@ -80,7 +85,7 @@ class LocalLearner:
             _enable_checkpointing(module)
         self.shape: Shape = choose_shape(module.config, config, gpu_memory(device))
         self.forward = self._forward_of(module, config)
-        self.optimizer = Optimizer(module, optim, total_steps, loss_scaling=self.dtype == torch.float16)
+        self.optimizer = Optimizer(self._trained(), optim, total_steps, loss_scaling=self.dtype == torch.float16)
         _log.info(
             "local learner: %s positions a micro-batch, logits of %s positions at a time, %s",
             self.shape.micro_batch_tokens,
@@ -89,7 +94,7 @@ class LocalLearner:
         )
 
     async def forward_backward(self, batch: Batch, loss: LossFn) -> dict[str, Stat]:
-        """Accumulate the gradient of `loss` over `batch`, split into micro-batches of whole sequences.
+        """Accumulate the gradient of `loss` over `batch`, split into micro-batches of whole sequences (or groups).
 
         The loss divides by `batch.counts`, so micro-batch losses and gradients add up to those of the whole batch.
 
@@ -97,7 +102,7 @@ class LocalLearner:
             ConfigError: when the loss needs a stream that the batch lacks, or wants an output that doesn't exist here.
         """
         check_needs(loss, batch)
-        check_wants(loss.wants)
+        check_wants(loss.wants, self.forward.known)
         started = time.perf_counter()
         batch = batch.to("cpu")
         if isinstance(loss, HasPrepass):
@@ -107,7 +112,7 @@ class LocalLearner:
         value = 0.0
         real = positions = 0
         with self.forward.running():
-            for part, layout in self.forward.micro_batches(batch):
+            for part, layout in self.forward.micro_batches(batch, getattr(loss, "whole_groups", False)):
                 part = part.to(self.device)
                 result = loss(self.forward.outputs(part, layout, loss.wants), part)
                 if result.loss.requires_grad:
@@ -119,7 +124,7 @@ class LocalLearner:
         seconds = time.perf_counter() - started
         return {
             **merge(collected),
-            "policy/loss": gauge(value),
+            f"{self.stage}/loss": gauge(value),
             "time/forward_backward_s": total(seconds),
             "throughput/train_tokens_per_s": mean(int(batch.lengths.sum()), seconds),
             "throughput/computed_positions_per_s": mean(positions, seconds),
@@ -206,6 +211,10 @@ class LocalLearner:
         with quiet_progress():
             return type(self.module).from_pretrained(folder, dtype=dtype)
 
+    def release_reference(self) -> None:
+        """Free the reference model; it is loaded again when "ref_logprobs" are asked for."""
+        self._reference = None
+
     def _reference_forward(self) -> Forward:
         if self._reference is None:
             if self._load_reference is None:
@@ -218,6 +227,9 @@ class LocalLearner:
             module.requires_grad_(False)
             self._reference = self._forward_of(module, self.config)
         return self._reference
+
+    def _trained(self) -> nn.Module:
+        return self.module
 
     def _forward_of(self, module: PreTrainedModel, config: LocalLearnerConfig) -> Forward:
         return Forward(module, config, self.shape, dtype=self.dtype, device=self.device, temperature=self.temperature)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -18,9 +18,9 @@ from transformers import PreTrainedModel
 from coterie.config.schema import LocalLearnerConfig
 from coterie.core.batch import Batch, Outputs
 from coterie.errors import ConfigError, ModelError
-from coterie.learners.attention import PACKED, Block, register
+from coterie.learners.attention import PACKED, Blocks, register
 from coterie.learners.head import LogitMap, action_logprobs, head_of
-from coterie.learners.packing import Layout, Plan, Shape, lay_out, split
+from coterie.learners.packing import Layout, Plan, Shape, lay_out, split, split_groups
 from coterie.learners.prefix import check_sharing, packing_obstacle, shared_prefixes
 
 EXTRA_OUTPUTS = frozenset({"entropy", "sum_probs_squared"})
@@ -46,7 +46,12 @@ class Forward:
     Raises:
         ModelError: when the model's logits are not a linear function of its body's output that is understood here.
         ConfigError: when `share_prefix` can't be exact for this model.
+
+    Attributes:
+        known: outputs besides logprobs that a loss may want.
     """
+
+    known: ClassVar[frozenset[str]] = EXTRA_OUTPUTS
 
     def __init__(
         self,
@@ -64,27 +69,30 @@ class Forward:
         module.eval()
         self._body: Callable[..., Any] = module.get_decoder()
         register()
-        check_head(module, self._body)
+        self._check_outputs()
         self.obstacle = packing_obstacle(module, config) or self._packing_mismatch()
         check_sharing(self.obstacle, config)
         self.packed = self.obstacle is None
         if config.compile:
             self._body = torch.compile(self._body, dynamic=True)
 
-    def micro_batches(self, batch: Batch) -> list[tuple[Batch, Layout]]:
-        """`batch` (on the host) split by the token budget, each part with its layout; deterministic."""
-        plan = plan_of(batch, self.config.share_prefix)
-        parts = split(plan, self.shape.micro_batch_tokens, self.packed)
+    def micro_batches(self, batch: Batch, whole_groups: bool = False) -> list[tuple[Batch, Layout]]:
+        """`batch` (on the host) split by the token budget, each part with its layout; deterministic.
+
+        With `whole_groups` no group is split, even where it alone passes the budget.
+        """
+        plan, budget = self._plan(batch), self.shape.micro_batch_tokens
+        if whole_groups:
+            parts = split_groups(plan, batch.group_id.tolist(), budget, self.packed)
+        else:
+            parts = split(plan, budget, self.packed)
         return [(batch.select(part), lay_out(plan, part, self.packed)) for part in parts]
 
     def outputs(self, batch: Batch, layout: Layout, wants: frozenset[str] = frozenset()) -> Outputs:
         """Outputs for one micro-batch (on the device), with gradient unless under `torch.no_grad`."""
-        hidden = self._hidden(layout)
-        position = batch.action_index - batch.cu_seqlens[batch.sequence_id]
-        read = layout.flat(batch.sequence_id.cpu(), position.cpu() - 1).to(self.device)
         weight, bias = head_of(self.module)
         head = action_logprobs(
-            hidden.flatten(0, 1).index_select(0, read),
+            self._predicting(batch, layout),
             weight,
             bias,
             batch.tokens[batch.action_index],
@@ -97,19 +105,17 @@ class Forward:
 
     def score(self, batch: Batch, wants: frozenset[str] = frozenset()) -> Outputs:
         """Outputs for a whole batch (on the host) without gradient, on the host, in the batch's order."""
-        names = ["logprobs", *sorted(wants & EXTRA_OUTPUTS)]
+        names = ["logprobs", *sorted(wants & self.known)]
         found = {name: torch.empty(batch.num_actions) for name in names}
         numbered = batch.with_streams({_ORDER: torch.arange(batch.num_actions)})
         with torch.no_grad(), self.running():
             for part, layout in self.micro_batches(numbered):
                 outputs = self.outputs(part.to(self.device), layout, wants)
-                values = {"logprobs": outputs.logprobs, **outputs.extra}
-                if outputs.entropy is not None:
-                    values["entropy"] = outputs.entropy
+                given = {**vars(outputs), **outputs.extra}
                 for name in names:
-                    found[name][part.streams[_ORDER]] = values[name].float().cpu()
+                    found[name][part.streams[_ORDER]] = given[name].float().cpu()
         extra = {"sum_probs_squared": found["sum_probs_squared"]} if "sum_probs_squared" in found else {}
-        return Outputs(found["logprobs"], found.get("entropy"), None, extra)
+        return Outputs(found["logprobs"], found.get("entropy"), found.get("values"), extra)
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -118,9 +124,22 @@ class Forward:
         with attention_of(self.module, PACKED if self.packed else None), _checkpointing(self.module, self.config):
             yield
 
+    def _plan(self, batch: Batch) -> Plan:
+        return plan_of(batch, self.config.share_prefix)
+
+    def _check_outputs(self) -> None:
+        check_head(self.module, self._body)
+
+    def _predicting(self, batch: Batch, layout: Layout) -> Float[Tensor, "A H"]:
+        """The hidden state that predicts each action token: the one at the position before it."""
+        hidden = self._hidden(layout)
+        position = batch.action_index - batch.cu_seqlens[batch.sequence_id]
+        read = layout.flat(batch.sequence_id.cpu(), position.cpu() - 1).to(self.device)
+        return hidden.flatten(0, 1).index_select(0, read)
+
     def _hidden(self, layout: Layout) -> Float[Tensor, "rows length H"]:
         mixed = self.dtype != next(self.module.parameters()).dtype
-        hidden = run_body(self._body, layout.to(self.device), self.dtype if mixed else None)
+        hidden = run_body(self._body, layout.map(lambda tensor: tensor.to(self.device)), self.dtype if mixed else None)
         return hidden.to(self.dtype) if mixed else hidden
 
     def _packing_mismatch(self) -> str | None:
@@ -128,14 +147,14 @@ class Forward:
         first, second = _probe_ids(self.module)
         ids = torch.cat([first, second[3:], first[3:5]])[None]
         positions = torch.cat([torch.arange(8), torch.arange(3, 8), torch.arange(3, 5)])[None].to(ids.device)
-        blocks = [Block.of(0, 0, [(0, 3)]), Block.of(0, 3, [(3, 5), (8, 5), (13, 2)])]
+        blocks = Blocks.of([(0, 0, [(0, 3)]), (0, 3, [(3, 5), (8, 5), (13, 2)])])
         try:
             with torch.no_grad(), attention_of(self.module, PACKED):
                 packed = self._body(
                     input_ids=ids,
                     position_ids=positions,
                     use_cache=False,
-                    packed_blocks=[block.to(ids.device) for block in blocks],
+                    packed_blocks=blocks.map(lambda tensor: tensor.to(ids.device)),
                 )[0][0]
         except (ModelError, TypeError) as error:
             return str(error)
@@ -163,14 +182,16 @@ def run_body(
     return hidden
 
 
-def plan_of(batch: Batch, share: bool) -> Plan:
+def plan_of(batch: Batch, share: bool, *, own: bool = False) -> Plan:
     """What has to be computed for the action tokens of `batch` (on the host).
+
+    With `own` the hidden state of each action token itself is read, not the one that predicts it.
 
     Raises:
         ValueError: for an action token at the first position of its sequence: nothing predicts it.
     """
     starts = batch.cu_seqlens[:-1]
-    position = batch.action_index - starts[batch.sequence_id]
+    position = batch.action_index - starts[batch.sequence_id] + int(own)
     if int(position.min()) < 1:
         where = int(batch.sequence_id[position.argmin()])
         raise ValueError(f"sequence {where} has an action token at position 0, which no context predicts")
@@ -181,17 +202,17 @@ def plan_of(batch: Batch, share: bool) -> Plan:
     return Plan(batch.tokens, tuple(starts.tolist()), counts, shared, prefix)
 
 
-def check_wants(wants: frozenset[str]) -> None:
-    """Refuse outputs that a policy without critic can't give.
+def check_wants(wants: frozenset[str], known: frozenset[str] = EXTRA_OUTPUTS) -> None:
+    """Refuse outputs that a model doesn't give; a policy by default.
 
     Raises:
         ConfigError: naming the output and those that exist.
     """
-    unknown = sorted(wants - EXTRA_OUTPUTS)
+    unknown = sorted(wants - known)
     if unknown:
         raise ConfigError(
             f"the loss wants {', '.join(unknown)}, which the local learner doesn't compute; it knows "
-            f"{', '.join(sorted(EXTRA_OUTPUTS))}"
+            f"{', '.join(sorted(known))}"
         )
 
 
@@ -223,8 +244,8 @@ _ORDER = "learner/order"
 
 def _probe_ids(module: PreTrainedModel) -> Sequence[Tensor]:
     """Two sequences of 8 ids, spread over the vocabulary."""
-    weight, _ = head_of(module)
-    ids = (torch.arange(16, device=weight.device) * 7919 + 11) % module.config.get_text_config().vocab_size
+    device = next(module.parameters()).device
+    ids = (torch.arange(16, device=device) * 7919 + 11) % module.config.get_text_config().vocab_size
     return ids[:8], ids[8:]
 
 

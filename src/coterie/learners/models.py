@@ -10,7 +10,7 @@ import json
 import ssl
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -37,6 +37,8 @@ def load_model(
     kwargs: Mapping[str, Any] | None = None,
     device: torch.device | str = "cpu",
     dtype: torch.dtype | str = torch.float32,
+    auto: Any = AutoModelForCausalLM,
+    fresh: Collection[str] = (),
 ) -> PreTrainedModel:
     """The causal language model `name`, in evaluation mode.
 
@@ -45,6 +47,8 @@ def load_model(
         kwargs: passed on to `from_pretrained` (`attn_implementation`, `trust_remote_code`, …).
         device: where its weights are put.
         dtype: of the weights; master weights are fp32, "auto" keeps what the folder holds.
+        auto: the auto class that makes it; `AutoModel` gives the body without an output layer.
+        fresh: tensors that the weight files may lack; they are drawn from torch's generator.
 
     Raises:
         ModelError: for a missing or broken folder, weights that don't fit the configuration, a hub id that can't be
@@ -56,11 +60,11 @@ def load_model(
             raise ModelError(f"model_kwargs.{key} can't be set: the learner's dtype and run.device decide it")
     with _model_errors(name, options), quiet_progress():
         located = _located(name, options)
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = auto.from_pretrained(
             located, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **options
         )
     model, info = cast(tuple[PreTrainedModel, dict[str, Any]], loaded)
-    _check_complete(name, sorted(info["missing_keys"]), sorted(info["mismatched_keys"]))
+    _check_complete(name, sorted(set(info["missing_keys"]) - set(fresh)), sorted(info["mismatched_keys"]))
     return cast(PreTrainedModel, cast(torch.nn.Module, model).to(device))
 
 

@@ -1,6 +1,6 @@
 """Whole sequences into micro-batches, and micro-batches into what a model is fed.
 
-Two layouts. *Packed*: one row without any padding, attention restricted to each sequence by `attention.Block`s.
+Two layouts. *Packed*: one row without any padding, attention restricted to each sequence by `attention.Blocks`.
 *Padded*: one sequence a row, padded on the right, for architectures that can't be packed; causality alone keeps the
 padding out of all mathematics, so no attention mask is needed. Both drop what nobody reads: sequences without action
 tokens and the tokens after the last position that predicts one.
@@ -8,7 +8,7 @@ tokens and the tokens after the last position that predicts one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from coterie.config.schema import LocalLearnerConfig
-from coterie.learners.attention import Block
+from coterie.learners.attention import Blocks, Rows
 
 _PAD = 0  # any valid id: nothing reads what a padded position computes
 _BUCKET_SLACK = 0.8  # sequences attend together when the shortest has at least this share of the longest's tokens
@@ -75,16 +75,16 @@ class Layout:
     place: Int[Tensor, "S"]
     shared_place: Int[Tensor, "S"]
     prefix: Int[Tensor, "S"]
-    blocks: tuple[Block, ...] | None
+    blocks: Blocks | None
     real: int
 
-    def to(self, device: torch.device) -> Layout:
-        """The same layout with what the model reads on another device; `place`… stay on the host."""
+    def map(self, function: Callable[[Tensor], Tensor]) -> Layout:
+        """The same layout with `function` applied to what the model reads; `place`… stay on the host."""
         return replace(
             self,
-            input_ids=self.input_ids.to(device),
-            position_ids=None if self.position_ids is None else self.position_ids.to(device),
-            blocks=None if self.blocks is None else tuple(block.to(device) for block in self.blocks),
+            input_ids=function(self.input_ids),
+            position_ids=None if self.position_ids is None else function(self.position_ids),
+            blocks=None if self.blocks is None else self.blocks.map(function),
         )
 
     def flat(self, sequence: Int[Tensor, "A"], position: Int[Tensor, "A"]) -> Int[Tensor, "A"]:
@@ -114,6 +114,37 @@ def split(plan: Plan, budget: int, packed: bool) -> list[list[int]]:
             room -= cost
     unread = [s for s, needed in enumerate(plan.needed) if not needed]
     return [[*parts[0], *unread], *parts[1:]]
+
+
+def split_groups(plan: Plan, groups: Sequence[int], budget: int, packed: bool) -> list[list[int]]:
+    """As `split`, but the sequences of a group stay together (a group may exceed the budget alone).
+
+    Args:
+        plan: what has to be computed.
+        groups: group of each sequence.
+        budget: positions of a micro-batch.
+        packed: whether a micro-batch is one row without padding.
+    """
+    members: dict[int, list[int]] = {}
+    for s, group in enumerate(groups):
+        members.setdefault(group, []).append(s)
+    longest = {g: max(plan.needed[s] for s in owned) for g, owned in members.items()}
+    if packed:
+        cost = {g: _positions(plan, owned) for g, owned in members.items()}
+    else:  # a group has as many rows as the largest one, each as wide as the widest of the micro-batch
+        budget //= max(len(owned) for owned in members.values())
+        cost = longest
+    order = sorted((g for g in members if longest[g]), key=lambda g: -cost[g])
+    runs = _even_runs([cost[g] for g in order], budget, packed)
+    parts = [[s for g in order[first:last] for s in members[g]] for first, last in runs]
+    unread = [s for g, owned in members.items() if not longest[g] for s in owned]
+    return [[*parts[0], *unread], *parts[1:]]
+
+
+def _positions(plan: Plan, sequences: Sequence[int]) -> int:
+    """Positions of these sequences in a packed row."""
+    families = _families(plan, sequences)
+    return sum(shared + sum(plan.needed[sequences[i]] - shared for i in family) for family, shared in families)
 
 
 def _even_runs(lengths: Sequence[int], budget: int, packed: bool) -> list[tuple[int, int]]:
@@ -162,7 +193,7 @@ def _packed(plan: Plan, sequences: Sequence[int]) -> Layout:
     shared_place, prefix = torch.zeros_like(place), torch.zeros_like(place)
     pieces: list[Tensor] = []
     positions: list[Tensor] = []
-    blocks: list[Block] = []
+    blocks: list[Rows] = []
     at = 0
 
     def put(sequence: int, first: int, last: int) -> None:
@@ -176,7 +207,7 @@ def _packed(plan: Plan, sequences: Sequence[int]) -> Layout:
         shared_at = at
         if shared:
             put(sequences[members[0]], 0, shared)
-            blocks.append(Block.of(shared_at, 0, [(shared_at, shared)]))
+            blocks.append((shared_at, 0, [(shared_at, shared)]))
         for bucket in _buckets([(plan.needed[sequences[i]] - shared, i) for i in members]):
             rows: list[tuple[int, int]] = []
             for own, i in bucket:
@@ -185,8 +216,10 @@ def _packed(plan: Plan, sequences: Sequence[int]) -> Layout:
                     rows.append((at, own))
                     put(sequences[i], shared, shared + own)
             if rows:
-                blocks.append(Block.of(shared_at, shared, rows))
-    return Layout(torch.cat(pieces)[None], torch.cat(positions)[None], place, shared_place, prefix, tuple(blocks), at)
+                blocks.append((shared_at, shared, rows))
+    return Layout(
+        torch.cat(pieces)[None], torch.cat(positions)[None], place, shared_place, prefix, Blocks.of(blocks), at
+    )
 
 
 def _families(plan: Plan, sequences: Sequence[int]) -> list[tuple[list[int], int]]:
@@ -215,7 +248,8 @@ def choose_shape(model_config: Any, config: LocalLearnerConfig, gpu_memory: int 
 
     Activations of a micro-batch take 1.5 GiB on a CPU, and on a GPU half of what its memory leaves after weights,
     gradients and optimizer state (16 bytes a parameter); the logits of a chunk take a quarter GiB on a CPU, one GiB on
-    a GPU. Neither depends on free memory or time, so a resumed run cuts the same.
+    a GPU. A micro-batch has 512 to 4096 positions on a CPU (more was never faster), to 32768 on a GPU. Nothing depends
+    on free memory or time, so a resumed run cuts the same.
 
     Args:
         model_config: transformers configuration.
@@ -230,7 +264,7 @@ def choose_shape(model_config: Any, config: LocalLearnerConfig, gpu_memory: int 
     else:
         activations, logits = 3 * gib // 2, gib // 4
     per_token = activation_bytes(text, 4 if gpu_memory is None else 2, config.gradient_checkpointing)
-    tokens = min(max(activations // per_token, 512), 1 << 15)
+    tokens = min(max(activations // per_token, 512), 1 << 12 if gpu_memory is None else 1 << 15)
     chunk = max(logits // (4 * text.vocab_size), 64)
     return Shape(config.micro_batch_tokens or tokens, config.head_chunk or chunk)
 

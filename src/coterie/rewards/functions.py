@@ -61,7 +61,7 @@ class FunctionReward:
     def __post_init__(self) -> None:
         if self.deadline_s <= 0 or self.workers < 1:
             raise ConfigError(
-                f"reward: deadline_s={self.deadline_s} and workers={self.workers} must be positive (defaults: 30.0, 2)"
+                f"deadline_s={self.deadline_s} and workers={self.workers} must be positive (defaults: 30.0, 2)"
             )
         function = load_object(self._spec)
         object.__setattr__(self, "function", function)
@@ -127,21 +127,19 @@ def style_of(function: Any, spec: str, given: frozenset[str] = frozenset()) -> S
     """
     if inspect.isclass(function) or not callable(function):
         what = "a class; choose it as the reward itself: reward=" + spec if inspect.isclass(function) else "no function"
-        raise ConfigError(f"reward: {spec} is {what}")
+        raise ConfigError(f"{spec} is {what}")
     parameters = list(inspect.signature(function).parameters.values())
     names = [p.name for p in parameters]
     is_async = inspect.iscoroutinefunction(function)
     if names[:2] == ["group", "context"]:
         if not is_async:
-            raise ConfigError(
-                f"reward: {spec} takes (group, context) but is not async: write `async def {function.__name__}`"
-            )
+            raise ConfigError(f"{spec} takes (group, context) but is not async: write `async def {function.__name__}`")
         return "group"
     required = {p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
     unknown = sorted(required - set(_VERL) - given)
     if unknown:
         raise ConfigError(
-            f"reward: {spec} requires {', '.join(unknown)}, which it would not get; a reward takes (group, context), "
+            f"{spec} requires {', '.join(unknown)}, which it would not get; a reward takes (group, context), "
             f"or some of {', '.join(_VERL)}; others need a default or an entry in reward.kwargs"
         )
     return "verl_async" if is_async else "verl"

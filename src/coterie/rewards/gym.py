@@ -59,10 +59,10 @@ class GymReward:
 
     def __post_init__(self) -> None:
         if importlib.util.find_spec("reasoning_gym") is None:
-            raise ConfigError(f"reward=gym: {_REMEDY}")
+            raise ConfigError(_REMEDY)
         if self.deadline_s <= 0 or self.workers < 1:
             raise ConfigError(
-                f"reward: deadline_s={self.deadline_s} and workers={self.workers} must be positive (defaults: 5.0, 2)"
+                f"deadline_s={self.deadline_s} and workers={self.workers} must be positive (defaults: 5.0, 2)"
             )
         spec = WorkerSpec("coterie.rewards.gym:serve", private=not self.unsafe_verifiers, strict=True, memory_gib=4.0)
         object.__setattr__(self, "pool", Workers(spec, self.workers, self.deadline_s))

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from coterie.config.needs import reads_values, warmup_steps
 from coterie.config.primary import RLRun
 from coterie.config.schema import DataConfig, LocalLearnerConfig, OptimConfig
 from coterie.core.keys import seed_of
@@ -16,10 +17,11 @@ from coterie.core.protocols import Engine, Learner
 from coterie.core.types import Example
 from coterie.data.chat import encode_prompt
 from coterie.data.cursor import Cursor
-from coterie.data.filters import DataReport, filter_prompts
+from coterie.data.filters import DataReport, filter_prompts, without_prompts
 from coterie.data.sources import load_examples
 from coterie.engines.embedded import TransformersEngine
 from coterie.errors import ConfigError
+from coterie.learners.critic import LocalCritic, check_same_tokens, load_value_model
 from coterie.learners.local import LocalLearner
 from coterie.learners.models import load_model, load_tokenizer
 from coterie.runtime.device import choose_device, choose_threads
@@ -41,6 +43,7 @@ class Parts:
         device, threads: chosen for this process.
         report: what was left out of the data, and why.
         resources: what rewards may use through `Context.resources`.
+        critic: predicts values; None where nothing needs them.
     """
 
     learner: Learner
@@ -54,6 +57,7 @@ class Parts:
     threads: int
     report: DataReport
     resources: Mapping[str, Any] = field(default_factory=dict)
+    critic: Learner | None = None
 
 
 def build_parts(run: RLRun, runtime: LocalRuntime, *, threads: int = 0) -> Parts:
@@ -70,7 +74,10 @@ def build_parts(run: RLRun, runtime: LocalRuntime, *, threads: int = 0) -> Parts
     if run.eval.every:
         eval_examples, _, eval_encode = load_prompts(eval_data(run.data, run.eval.data), tokenizer, run.run.seed)
         eval_examples = eval_examples[: run.eval.max_examples or None]
-    updates = run.train.steps * run.train.epochs * run.train.minibatches
+        if run.data.path.startswith("gym:"):  # procedural tasks repeat themselves
+            examples, apart = without_prompts(examples, eval_examples)
+            report = report.then(apart)
+    updates = run.train.epochs * run.train.minibatches
     temperature = run.rollout.temperature if run.train.temperature_logprobs else 1.0
     learner, threads = build_learner(
         run.model,
@@ -83,8 +90,11 @@ def build_parts(run: RLRun, runtime: LocalRuntime, *, threads: int = 0) -> Parts
         threads=threads or run.run.threads,
         seed=run.run.seed,
         temperature=temperature,
-        total_steps=updates,
+        total_steps=updates * (run.train.steps - warmup_steps(run)),
     )
+    critic = None
+    if reads_values(run):
+        critic = build_critic(run, runtime, tokenizer, device=device, total_steps=updates * run.train.steps)
     engine = runtime.spawn(TransformersEngine, learner.module, tokenizer, run.engine, device=device)
     return Parts(
         learner=learner,
@@ -98,6 +108,7 @@ def build_parts(run: RLRun, runtime: LocalRuntime, *, threads: int = 0) -> Parts
         threads=threads,
         report=report,
         resources={"tokenizer": tokenizer, "engine": engine, "debug": run.run.debug},
+        critic=critic,
     )
 
 
@@ -162,3 +173,16 @@ def build_learner(
         load_reference=lambda: load_model(reference, kwargs=model_kwargs, device=device),
     )
     return learner, threads
+
+
+def build_critic(
+    run: RLRun, runtime: LocalRuntime, tokenizer: Any, *, device: torch.device, total_steps: int
+) -> LocalCritic:
+    """The critic with its module on `device`; its optimizer is the policy's with another learning rate."""
+    if run.critic.model:
+        check_same_tokens(run.critic.model, tokenizer)
+    module, head = load_value_model(run.critic.model or run.model, kwargs=run.model_kwargs, device=device)
+    optim = replace(run.optim, lr=run.critic.lr)
+    return runtime.spawn(
+        LocalCritic, module, head, tokenizer, run.learner, optim, device=device, total_steps=total_steps
+    )

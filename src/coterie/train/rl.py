@@ -7,19 +7,24 @@ Stages before the tensor border take groups and give groups; `Batch` is made onc
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from coterie.algos.critic import ValueLoss
+from coterie.algos.mismatch import derived
+from coterie.config.needs import warmup_steps
 from coterie.config.primary import RLRun
 from coterie.core.batch import Batch
 from coterie.core.keys import generator
 from coterie.core.metrics import Stat, gauge, mean, merge, total, values
-from coterie.core.protocols import Context, GroupFn
+from coterie.core.protocols import Context, GroupFn, RewardFn
 from coterie.core.types import Group, Sampling
 from coterie.evals.run import evaluate
+from coterie.learners.critic import add_values, with_explained_variance
 from coterie.rewards.border import score_groups
 from coterie.rollout.single_turn import rollout_metrics, sample_groups
 from coterie.runtime.parts import Parts
@@ -37,7 +42,7 @@ async def train(run: RLRun, parts: Parts, session: Session) -> dict[str, Any]:
         parts: learner, engine, reward, data, made by a runtime.
         session: run directory, records, checkpoints, console.
     """
-    restored = session.restore(parts.learner, parts.cursor)
+    restored = session.restore(parts.learner, parts.cursor, parts.critic)
     state = LoopState.from_dict(restored) if restored else LoopState.fresh(run)
     if state.step == 0:
         session.note(f"data: {parts.report}", *await check_reward(run, parts))
@@ -50,11 +55,12 @@ async def train(run: RLRun, parts: Parts, session: Session) -> dict[str, Any]:
         if run.eval.every and (state.step % run.eval.every == 0 or state.step == run.train.steps):
             state, eval_metrics, eval_groups = await validate(run, parts, state)
             metrics = merge([metrics, eval_metrics])
-        session.record(state.step, values(metrics), groups=groups, eval_groups=eval_groups)
+        numbers = values(metrics)
+        session.record(state.step, numbers | derived(numbers), groups=groups, eval_groups=eval_groups)
         if session.save_is_due(state.step, best=state.is_best):
-            session.save(state.step, state.to_dict(), parts.learner, parts.cursor, best=state.is_best)
+            session.save(state.step, state.to_dict(), parts.learner, parts.cursor, parts.critic, best=state.is_best)
     if state.step > session.saved_step:
-        session.save(state.step, state.to_dict(), parts.learner, parts.cursor, best=state.is_best)
+        session.save(state.step, state.to_dict(), parts.learner, parts.cursor, parts.critic, best=state.is_best)
     return session.finish(summary(run, state))
 
 
@@ -66,6 +72,7 @@ def out_of_patience(run: RLRun, state: LoopState) -> bool:
 async def train_step(run: RLRun, parts: Parts, state: LoopState) -> tuple[LoopState, dict[str, Stat], list[Group]]:
     """One step: a batch of prompts sampled, rewarded, scored, estimated and learned from."""
     step, clock = state.step + 1, Clock()
+    warming_up = step <= warmup_steps(run)
     with clock("sample"):
         sampled = await sample_groups(
             parts.cursor.take(run.train.prompts_per_step),
@@ -95,17 +102,21 @@ async def train_step(run: RLRun, parts: Parts, state: LoopState) -> tuple[LoopSt
         kept, transform_metrics = apply_stages("transform", run.transforms, kept)
         metrics += [shaping_metrics, transform_metrics, advantage_metrics(kept)]
         with clock("update"):
-            metrics.append(await update(run, parts, state, step, kept))
+            metrics.append(await update(run, parts, state, step, kept, only_critic=warming_up))
         weights = await parts.learner.publish()
         await parts.engine.load(weights)
     metrics += [control_metrics(run, state), parts.report.metrics(), {"data/epoch": gauge(parts.cursor.epoch)}]
     merged = merge(metrics)
     merged |= clock.metrics(rollouts=sum(len(g) for g in sampled), tokens=action_tokens(sampled))
-    return state.advanced(run, step, values(merged)), merged, kept or scored
+    following = replace(state, step=step) if warming_up else state.advanced(run, step, values(merged))
+    return following, merged, kept or scored
 
 
-async def update(run: RLRun, parts: Parts, state: LoopState, step: int, groups: list[Group]) -> dict[str, Stat]:
+async def update(
+    run: RLRun, parts: Parts, state: LoopState, step: int, groups: list[Group], *, only_critic: bool = False
+) -> dict[str, Stat]:
     """`train.epochs` passes over the groups, each in `train.minibatches` optimizer steps of whole groups."""
+    value_loss = ValueLoss(clip=run.critic.value_clip, huber=run.critic.huber)
     whole = Batch.from_groups(groups).with_streams({}, state.coefficients(run))
     collected: list[Mapping[str, Stat]] = []
     for epoch in range(run.train.epochs):
@@ -119,13 +130,19 @@ async def update(run: RLRun, parts: Parts, state: LoopState, step: int, groups: 
                 batch = whole.select(rows.tolist()).with_own_counts()
             if batch.num_actions == 0:
                 continue
-            collected.append(await parts.learner.forward_backward(batch, run.loss))
-            collected.append(await parts.learner.step())
-    return merge(collected)
+            if parts.critic is not None:
+                collected.append(await parts.critic.forward_backward(batch, value_loss))
+                collected.append(await parts.critic.step())
+            if not only_critic:
+                collected.append(await parts.learner.forward_backward(batch, run.loss))
+                collected.append(await parts.learner.step())
+    return with_explained_variance(merge(collected))
 
 
 async def add_streams(run: RLRun, parts: Parts, groups: list[Group]) -> list[Group]:
-    """Per-token streams from the learner's models, only those that somebody needs."""
+    """Per-token streams from learner and critic, only those that somebody needs."""
+    if parts.critic is not None:
+        groups = await add_values(parts.critic, groups, bootstrap=run.critic.bootstrap)
     names = needed_streams(run)
     if not names:
         return groups
@@ -146,7 +163,7 @@ def needed_streams(run: RLRun) -> set[str]:
     wanted |= set(run.loss.needs)
     if run.train.epochs * run.train.minibatches > 1:
         wanted.add("old_logprobs")
-    return wanted & {"old_logprobs", "ref_logprobs", "values"}
+    return wanted & {"old_logprobs", "ref_logprobs"}
 
 
 def controlled(run: RLRun, state: LoopState) -> dict[str, GroupFn]:
@@ -232,5 +249,16 @@ def run_rl(resolved: Any) -> dict[str, Any]:
     run = with_model(run)
     parts = build_parts(run, LocalRuntime(), threads=threads)
     directory = open_directory(resolved, threads=parts.threads, device=str(parts.device))
-    with Session(resolved, directory, total_steps=run.train.steps) as session:
+    with Session(resolved, directory, total_steps=run.train.steps) as session, closing(run.reward):
         return asyncio.run(train(run, parts, session))
+
+
+@contextmanager
+def closing(reward: RewardFn) -> Iterator[None]:
+    """End the worker processes of a reward that has some."""
+    try:
+        yield
+    finally:
+        close = getattr(reward, "close", None)
+        if close is not None:
+            close()

@@ -24,6 +24,9 @@ from coterie.train.sinks import make_sinks
 FINISHED, STOPPED = "finished", "stop requested"
 """How a run ended, in `summary.json`."""
 
+CRITIC = "critic"
+"""Folder of a checkpoint that holds the critic's `model` and `state`."""
+
 
 class Session:
     """Use as a context manager; leaving it closes sinks and console and releases the directory.
@@ -82,8 +85,8 @@ class Session:
         self.stopping = True
         self.console.note("stopping after this step, with a checkpoint; press Ctrl-C again to stop at once")
 
-    def restore(self, learner: Learner, cursor: Cursor) -> Mapping[str, Any] | None:
-        """Load the newest whole checkpoint into learner and cursor and cut the records after it.
+    def restore(self, learner: Learner, cursor: Cursor, critic: Learner | None = None) -> Mapping[str, Any] | None:
+        """Load the newest whole checkpoint into learner, cursor and critic and cut the records after it.
 
         Returns:
             The loop's state, or None when the run starts from the beginning.
@@ -97,6 +100,8 @@ class Session:
         if checkpoint is None:
             return None
         learner.load(checkpoint.path)
+        if critic is not None:
+            critic.load(checkpoint.path / CRITIC)
         cursor.restore(checkpoint.state["cursor"])
         self.saved_step = checkpoint.step
         self.console.note(f"resumed from {checkpoint.path} (step {checkpoint.step})")
@@ -134,11 +139,25 @@ class Session:
         return scheduled or best or step == self.total_steps or self.stopping
 
     def save(
-        self, step: int, state: Mapping[str, Any], learner: Learner, cursor: Cursor, *, best: bool = False
+        self,
+        step: int,
+        state: Mapping[str, Any],
+        learner: Learner,
+        cursor: Cursor,
+        critic: Learner | None = None,
+        *,
+        best: bool = False,
     ) -> None:
-        """Write `checkpoints/step_%06d/`; whole or not at all."""
+        """Write `checkpoints/step_%06d/`, a critic in its folder `critic`; whole or not at all."""
+
+        def write(folder: Path) -> None:
+            learner.save(folder)
+            if critic is not None:
+                (folder / CRITIC).mkdir()
+                critic.save(folder / CRITIC)
+
         plain = {"loop": dict(state), "cursor": cursor.state()}
-        self.directory.checkpoints.save(step, learner.save, plain, best=best)
+        self.directory.checkpoints.save(step, write, plain, best=best)
         self.saved_step = step
 
     def finish(self, summary: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from coterie.algos.advantages_dense import PRIME, KLAdvantage, MiniLLM, OnPolicyDistillation, smoothed
+from coterie.algos.advantages_dense import PRIME, KLAdvantage, MiniLLM, OnPolicyDistillation
 
 
 def flat(groups):
@@ -41,8 +41,9 @@ def test_prime_scale_and_smoothing(make_group):
     base = flat(PRIME(beta=1, whiten=False)([group]))
     scaled = flat(PRIME(beta=1, whiten=False, scale="batch")([group]))
     np.testing.assert_allclose(scaled[0], base[0] / (5 + 1e-6))  # the rollout without a score is not the peak
-    np.testing.assert_allclose(smoothed(np.array([1.0, 2.0]), 0.5), [2, 2])
-    np.testing.assert_array_equal(smoothed(np.array([1.0, 2.0]), 0.0), [1, 2])
+    by_hand = prime_group(make_group, [1, 1], [[1.0, 3.0], [0.0, 0.0]])
+    smoothed = flat(PRIME(beta=1, process_coef=1, whiten=False, lam=0.5)([by_hand]))
+    np.testing.assert_allclose(smoothed[0], [2.5 + 3, 3])  # process rewards 2.5 and 3 against a mean of 0
 
 
 def test_prime_missing_scores_get_zero_and_change_nobody(make_group):
@@ -121,14 +122,15 @@ def test_kl_advantage_leaves_missing_scores_alone(make_group):
     [
         (PRIME, {"beta": 0}),
         (PRIME, {"gamma": -0.1}),
+        (PRIME, {"gamma": 1.5}),
         (PRIME, {"outcome_coef": -1}),
         (PRIME, {"own": "mean"}),
         (PRIME, {"ddof": 4}),
         (OnPolicyDistillation, {"coef": 0}),
-        (MiniLLM, {"gamma": 2}),
+        (MiniLLM, {"gamma": 1.5}),
         (KLAdvantage, {"coef": 0}),
         (KLAdvantage, {"kind": "k4"}),
-        (KLAdvantage, {"gamma": 2}),
+        (KLAdvantage, {"gamma": 1.5}),
     ],
 )
 def test_bad_fields(cls, fields):
@@ -140,3 +142,10 @@ def test_bad_fields(cls, fields):
 def test_conventions_construct(cls):
     for overrides in cls.conventions.values():
         cls(**overrides)
+
+
+def test_ends_of_the_ranges_are_allowed():
+    PRIME(gamma=0, lam=1, process_coef=0, outcome_coef=0)
+    PRIME(gamma=1, lam=0)
+    MiniLLM(gamma=0)
+    KLAdvantage(gamma=1)

@@ -158,3 +158,8 @@ def test_bad_fields(cls, fields):
 def test_conventions_construct(cls):
     for overrides in cls.conventions.values():
         cls(**overrides)
+
+
+def test_otb_default_eps():
+    out = otb_advantages([np.array([1.0]), np.array([0.0])], [np.array([1e-8]), np.array([0.0])])
+    np.testing.assert_allclose(out[0], 0.5)  # 1 - 1e-8 / (1e-8 + 1e-8)

@@ -87,7 +87,7 @@ def test_anchors_must_fit_the_turns(make_group):
         GiGPO()([group])
 
 
-@pytest.mark.parametrize("fields", [{"eps": 0}, {"gamma": 2}, {"step_weight": -1}, {"ddof": 2}])
+@pytest.mark.parametrize("fields", [{"eps": 0}, {"gamma": 1.5}, {"gamma": -0.1}, {"step_weight": -1}, {"ddof": 2}])
 def test_bad_fields(fields):
     with pytest.raises(ValueError, match=f"GiGPO.{next(iter(fields))}="):
         GiGPO(**fields)

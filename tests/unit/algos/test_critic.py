@@ -24,7 +24,8 @@ def test_the_clip_is_pessimistic_on_both_sides():
 
 
 def test_huber():
-    assert value_loss(t(1.0, 5.0, -5.0), t(0.0, 0.0, 0.0), t(0.0, 0.0, 0.0), 0.0, 2.0).tolist() == [0.5, 8.0, 8.0]
+    new, nothing = t(1.0, 1.5, 5.0, -5.0), t(0.0, 0.0, 0.0, 0.0)
+    assert value_loss(new, nothing, nothing, 0.0, 2.0).tolist() == [0.5, 1.125, 8.0, 8.0]
 
 
 def test_gradient_reaches_the_new_values_alone():
@@ -52,6 +53,8 @@ def test_explained_variance_of_constant_returns_is_undefined():
     shown = {"critic/return_square_mean": 4.0, "critic/return_mean": 2.0}
     shown |= {"critic/error_square_mean": 1.0, "critic/error_mean": 0.5}
     assert math.isnan(explained_variance(shown))
+    assert math.isnan(explained_variance(shown | {"critic/return_square_mean": 4.0 + 1e-15}))
+    assert not math.isnan(explained_variance(shown | {"critic/return_square_mean": 4.0 + 1e-9}))
 
 
 def test_declarations_and_refusals(flat_batch):

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from coterie.algos import DFTLoss, ImportanceSampling, PPOClip, Reinforce, SFTLoss
+from coterie.algos.losses import clip_metrics
 from coterie.core.batch import Outputs
 from coterie.core.metrics import values
 from coterie.core.protocols import HasPrepass
@@ -25,19 +26,22 @@ def test_clip_fractions_say_which_side_bites(flat_batch):
     assert "policy/dual_clip_frac" not in shown
 
 
-def test_bounds_themselves_are_not_clipped(flat_batch):
-    batch = flat_batch([2], advantages=[1.0, -1.0], old_logprobs=[0.0, 0.0])
-    shown = values(run(PPOClip(clip_low=1.0, clip_high=0.0), batch, [0.0, -30.0])[0].metrics)
-    assert shown["policy/clip_frac"] == 0.0
+def test_bounds_themselves_are_not_clipped():
+    ratio, advantages = torch.tensor([0.5, 1.5, 0.5, 1.5]), torch.tensor([-1.0, 1.0, 1.0, -1.0])
+    assert not clip_metrics(ratio, advantages, 0.5, 0.5)["policy/clip_frac"].any()
+    found = clip_metrics(ratio, advantages, 0.4, 0.4)
+    assert found["policy/clip_frac_low"].tolist() == [True, False, False, False]
+    assert found["policy/clip_frac_high"].tolist() == [False, True, False, False]
+    assert not clip_metrics(ratio, torch.zeros(4), 0.4, 0.4)["policy/clip_frac"].any()
 
 
 def test_dual_clip_is_off_by_default_and_counted_when_on(flat_batch):
-    batch = flat_batch([3], advantages=[-1.0, -1.0, 1.0], old_logprobs=[0.0] * 3)
-    logs = [math.log(5.0), math.log(2.0), math.log(5.0)]
-    assert run(PPOClip(), batch, logs)[1][0] == pytest.approx(5 / 3)
+    batch = flat_batch([5], advantages=[-1.0, -1.0, 1.0, -2.0, 0.0], old_logprobs=[0.0] * 5)
+    logs = [math.log(5.0), math.log(2.0), math.log(5.0), math.log(4.0), math.log(9.0)]
+    assert run(PPOClip(), batch, logs)[1][0] == pytest.approx(5 / 5)
     out, grad = run(PPOClip(dual_clip=3.0), batch, logs)
-    assert grad.tolist() == pytest.approx([0.0, 2 / 3, 0.0])
-    assert values(out.metrics)["policy/dual_clip_frac"] == pytest.approx(1 / 3)
+    assert grad.tolist() == pytest.approx([0.0, 2 / 5, 0.0, 0.0, 0.0])
+    assert values(out.metrics)["policy/dual_clip_frac"] == pytest.approx(2 / 5)
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,8 @@ def test_simpo_averages_and_has_a_margin(batch):
     loss, shown = run(SimPO(beta=2.0, gamma=0.7), batch)
     assert loss == pytest.approx(-math.log(sig(-2.0 - 0.7)))
     assert shown["preference/margin"] == pytest.approx(-2.0)
+    smooth, _ = run(SimPO(beta=2.0, gamma=0.7, label_smoothing=0.1), batch)
+    assert smooth == pytest.approx(-0.9 * math.log(sig(-2.7)) - 0.1 * math.log(sig(2.7)))
 
 
 def test_alphapo_bends_the_reward_and_is_simpo_at_0(batch):

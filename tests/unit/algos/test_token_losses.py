@@ -41,7 +41,7 @@ def test_trap_3_the_five_conventions_of_cispo(flat_batch):
 
 def test_cispo_counts_what_it_clips(flat_batch):
     batch = flat_batch([3], old_logprobs=[0.0] * 3)
-    shown, _ = run(CISPO(clip_low=0.4, clip_high=1.0), batch, [math.log(3.0), math.log(0.5), 0.0])
+    shown, _ = run(CISPO(clip_low=0.4, clip_high=1.0), batch, [math.log(2.5), math.log(0.5), 0.0])
     assert shown["policy/clip_frac"] == pytest.approx(2 / 3)
     assert shown["policy/clip_frac_low"] == shown["policy/clip_frac_high"] == pytest.approx(1 / 3)
 

@@ -32,7 +32,7 @@ def run(tmp_path, monkeypatch):
     (tmp_path / "score.py").write_text(REWARD)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sweep, "RUNNERS", dict.fromkeys(("train", "sft", "generate"), "cli_runner:run"))
+    monkeypatch.setattr(sweep, "RUNNERS", dict.fromkeys(("train", "sft", "dpo", "rm", "generate"), "cli_runner:run"))
     yield lambda *arguments: CliRunner().invoke(app, list(arguments))
     sys.modules.pop("cli_runner", None)
 
@@ -94,7 +94,7 @@ def test_a_sweep_runs_every_combination(run):
     assert [r.run.run.dir.rpartition("/")[2] for r in sys.modules["cli_runner"].seen] == ["0", "1"]
 
 
-@pytest.mark.parametrize("verb", ["train", "sft", "generate", "quickstart", "check", "config", "doctor"])
+@pytest.mark.parametrize("verb", ["train", "sft", "dpo", "rm", "generate", "quickstart", "check", "config", "doctor"])
 def test_help_shows_examples(run, verb):
     result = run(verb, "--help")
     assert result.exit_code == 0

@@ -34,6 +34,14 @@ def test_memory_and_time_of_a_step(model, rows):
     assert tera(many) >= tera(few)
 
 
+def test_a_critic_is_told_of(model, rows):
+    plain, ppo = (
+        list(estimate_lines(compose("train", [f"model={model}", *rows, *m]))) for m in ([], ["advantage=gae"])
+    )
+    assert not [line for line in plain if "critic" in line]
+    assert [line for line in ppo if "without the critic" in line]
+
+
 def test_the_check_prints_it(model, rows, capsys):
     run_check(["train", f"model={model}", *rows], only_set=True, with_estimate=True)
     out = capsys.readouterr().out

@@ -28,6 +28,10 @@ from coterie.errors import ConfigError
         (["train.patience=4"], "has no effect: it counts evaluations"),
         (["optim.min_lr_ratio=0.1"], "optim.schedule=constant never goes down"),
         (["learner.ref_model=x"], "nothing needs ref_logprobs"),
+        (["critic.lr=1e-3"], "critic.lr=0.001 has no effect: nothing needs values"),
+        (["advantage=gae", "critic.warmup_steps=100"], "train.steps=100, before the policy learns"),
+        (["advantage=gae", "critic.warmup_steps=60", "optim.warmup_steps=40"], "ends after 40 optimizer steps"),
+        (["advantage=gae", "critic.value_clip=-1"], "critic.value_clip=-1.0: must be at least 0"),
         (["log.name=x"], "for wandb and trackio"),
         (["log.console=off", "log.sample_every=3"], "shows nothing"),
         (["train.smoke_test=off", "train.smoke_test_examples=3"], "has no effect"),
@@ -57,6 +61,8 @@ def test_train(base, overrides, message):
         ["eval.n=1"],
         ["data.path=gym:chain_sum", "data.size=10", "eval.every=5", "eval.data.seed=7"],
         ["rollout.n=1", "advantage=reinforce_pp"],
+        ["rollout.n=1", "advantage=gae", "critic.lr=1e-3", "critic.warmup_steps=99"],
+        ["experiment=ppo", "advantage=grpo", "eval.every=0"],
     ],
 )
 def test_what_may_be_said(base, overrides):

@@ -1,7 +1,7 @@
 import pytest
 
 from coterie.config.compose import compose
-from coterie.config.needs import written_by
+from coterie.config.needs import reads_values, warmup_steps, written_by
 from coterie.errors import ConfigError
 
 
@@ -12,7 +12,7 @@ def test_what_nobody_makes_is_told_before_step_0(base, pieces):
     assert len(lines) == 3
     assert "needs the score 'safety'" in lines[0] and "'safety' in its `writes`" in lines[0]
     assert "needs the span 'cot'" in lines[1] and "'span:cot' in its `writes`" in lines[1]
-    assert "needs the stream 'values'" in lines[2] and "critic" in lines[2]
+    assert "'values' is needed" in lines[2] and "no stream 'returns'" in lines[2] and "advantage=gae" in lines[2]
 
 
 def test_a_reward_that_declares_it_makes_it(base, pieces):
@@ -41,6 +41,21 @@ def test_an_unknown_stream_of_the_loss(base, pieces):
     pieces.write_text(pieces.read_text() + "\nLoss.needs = frozenset({'teacher_logprobs', 'ref_logprobs'})\n")
     with pytest.raises(ConfigError, match="needs the stream 'teacher_logprobs'"):
         compose("train", [*base, f"loss={pieces}:Loss"])
+
+
+def test_a_critic_is_there_when_something_needs_values(base, pieces):
+    run = compose("train", [*base, "advantage=gae", "rollout.n=1", "critic.warmup_steps=3"]).run
+    assert reads_values(run) and warmup_steps(run) == 3
+    run = compose("train", [*base, "advantage=gae", "advantage.values=values", f"transforms=[{pieces}:keep]"]).run
+    assert reads_values(run)
+    assert not reads_values(compose("train", base).run)
+    pieces.write_text(pieces.read_text() + "\nkeep.needs = frozenset({'stream:returns'})\n")
+    assert compose("train", [*base, "advantage=gae", f"transforms=[{pieces}:keep]"])
+    with pytest.raises(ConfigError, match=r"'returns', which nothing makes.*advantage=gae"):
+        compose("train", [*base, f"transforms=[{pieces}:keep]"])
+    pieces.write_text(pieces.read_text() + "\nkeep.needs = frozenset({'stream:values'})\n")
+    with pytest.raises(ConfigError, match="critic makes it after the filters"):
+        compose("train", [*base, "advantage=gae", f"filters=[{pieces}:keep]"])
 
 
 def test_every_reward_writes_the_reward():

@@ -9,7 +9,7 @@ from coterie.errors import ConfigError
     ("override", "message"),
     [
         ("rollout.temprature=1", "rollout.temprature: unknown key; did you mean rollout.temperature"),
-        ("lr=1e-5", "lr: unknown key; did you mean optim.lr"),
+        ("lr=1e-5", "lr: unknown key; did you mean critic.lr or optim.lr"),
         ("optim.lr=fast", "optim.lr=fast: must be a number"),
         ("rollout.n=2.5", "rollout.n=2.5: must be a whole number"),
         ("rollout.n=null", "rollout.n=null: must be a whole number"),

@@ -25,6 +25,16 @@ def test_growing_keeps_what_is_written_and_fills_with_zeros(dtype):
     assert torch.count_nonzero(slots.keys[0]) == torch.count_nonzero(keys)
 
 
+def test_storage_is_aligned_whatever_was_allocated_before():
+    kept = []
+    for size in range(1, 40):
+        slots = Slots()
+        slots.reserve(1, 1, 1)
+        slots.layer(0, states(1, 1, 1, size), states(1, 1, 1, size))
+        kept += [slots.keys[0], slots.values[0], bytearray(size)]
+    assert all(t.data_ptr() % 64 == 0 for t in kept if isinstance(t, torch.Tensor))
+
+
 def test_growing_stops_at_the_ceiling():
     slots = Slots()
     slots.reserve(1, 100, 150)

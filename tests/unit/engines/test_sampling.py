@@ -151,6 +151,13 @@ def test_many_draws_may_share_a_row_of_logits():
     np.testing.assert_allclose(shared[1], apart[1], atol=1e-7)
 
 
+def test_the_lowest_temperature_is_as_good_as_greedy():
+    logits = np.random.default_rng(4).normal(0, 300, (3, 400))
+    tokens, logprobs = draw(logits, Sampling(temperature=1e-6), [0.1, 0.5, 0.9])
+    assert tokens.tolist() == logits.argmax(1).tolist()
+    assert np.abs(logprobs).max() < 1e-6
+
+
 def test_logits_that_are_not_finite_are_refused():
     with pytest.raises(EngineError, match="not finite"):
         draw(np.array([[0.0, np.nan, 1.0]]), Sampling(), [0.5])
@@ -167,6 +174,8 @@ def test_draws_are_a_prefix_of_longer_draws_and_belong_to_their_seed():
     [
         {"temperature": -1.0},
         {"temperature": float("nan")},
+        {"temperature": float("inf")},
+        {"temperature": 1e-9},
         {"top_p": 0.0},
         {"top_p": 1.5},
         {"top_k": -1},

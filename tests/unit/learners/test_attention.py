@@ -3,7 +3,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from coterie.errors import ModelError
-from coterie.learners.attention import Block, packed_attention
+from coterie.learners.attention import Blocks, packed_attention
 
 HEADS, KV, D = 4, 2, 8
 
@@ -48,20 +48,20 @@ def test_blocks_attend_as_the_dense_mask_says(blocks):
     want = by_mask(q, k, v, dense(length, blocks))
     upstream = torch.randn(want.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     expected = torch.autograd.grad((want * upstream).sum(), (q, k, v))
-    packed = [Block.of(*block) for block in blocks]
+    packed = Blocks.of(blocks)
     got, _ = packed_attention(torch.nn.Identity(), q, k, v, None, packed_blocks=packed)
     torch.testing.assert_close(got, want)
     torch.testing.assert_close(torch.autograd.grad((got * upstream).sum(), (q, k, v)), expected)
 
 
 def test_equal_rows_are_taken_without_copying():
-    block = Block.of(0, 0, [(0, 4), (4, 4)])
-    assert block.queries is None and block.keys is None and block.valid is None and block.mask is None
+    blocks = Blocks.of([(0, 0, [(0, 4), (4, 4)]), (0, 0, [(8, 2)])])
+    assert blocks.queries is None and blocks.keys is None and blocks.valid is None and blocks.masks == (None, None)
 
 
 def test_scaling_is_passed_on():
     q, k, v = row(5)
-    block = [Block.of(0, 0, [(0, 5)])]
+    block = Blocks.of([(0, 0, [(0, 5)])])
     plain, _ = packed_attention(torch.nn.Identity(), q, k, v, None, packed_blocks=block)
     zero, _ = packed_attention(torch.nn.Identity(), q, k, v, None, packed_blocks=block, scaling=0.0)
     assert not torch.allclose(plain, zero)
@@ -71,7 +71,7 @@ def test_scaling_is_passed_on():
 def test_what_blocks_can_t_express_is_refused(asked):
     q, k, v = row(5)
     with pytest.raises(ModelError, match=next(iter(asked))):
-        packed_attention(torch.nn.Identity(), q, k, v, None, packed_blocks=[Block.of(0, 0, [(0, 5)])], **asked)
+        packed_attention(torch.nn.Identity(), q, k, v, None, packed_blocks=Blocks.of([(0, 0, [(0, 5)])]), **asked)
 
 
 def test_a_model_that_drops_the_blocks_is_refused():

@@ -113,7 +113,7 @@ class Judge:
         if isinstance(gold, Equation) or isinstance(answer, Equation):
             return self._equations(gold, answer, gold_text, answer_text)
         if isinstance(gold, Matrix) or isinstance(answer, Matrix):
-            return self._matrices(gold, answer)
+            return self._matrices(gold, answer, gold_text, answer_text)
         if isinstance(gold, Items) or isinstance(answer, Items):
             return self._items(gold, answer)
         return self.values(gold.text, answer.text)
@@ -163,7 +163,11 @@ class Judge:
             return self._say(False, "exact", "form: the gold is an equation")
         return self.same(gold.right, answer_text)
 
-    def _matrices(self, gold: Form, answer: Form) -> Answer:
+    def _matrices(self, gold: Form, answer: Form, gold_text: str, answer_text: str) -> Answer:
+        if isinstance(gold, Leaf) or isinstance(answer, Leaf):
+            if r"\begin{" in gold_text and r"\begin{" in answer_text:
+                return self._symbolic(gold_text, answer_text)
+            return self._say(False, "exact", "form: a matrix and a value")
         g, a = self._rows(gold), self._rows(answer)
         if g is None or a is None or [len(r) for r in g] != [len(r) for r in a]:
             return self._say(False, "exact", "form: matrices of another shape")

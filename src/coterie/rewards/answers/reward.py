@@ -80,13 +80,13 @@ class MathReward:
     def __post_init__(self) -> None:
         if self.deadline_s <= 0 or self.workers < 1:
             raise ConfigError(
-                f"reward: deadline_s={self.deadline_s} and workers={self.workers} must be positive (defaults: 3.0, 2)"
+                f"deadline_s={self.deadline_s} and workers={self.workers} must be positive (defaults: 3.0, 2)"
             )
         try:
             shared = {f.name for f in fields(Policy)} & {f.name for f in fields(self)}
             policy = Policy(**{name: getattr(self, name) for name in shared})
         except ValueError as error:
-            raise ConfigError(f"reward: {error}") from error
+            raise ConfigError(str(error)) from error
         object.__setattr__(self, "grader", Grader(policy, self.workers, self.deadline_s, self.memory_gib))
 
     @property

@@ -113,7 +113,7 @@ class Sympy:
         self.mark("answer")
         a = [read(side, "10") for side in answer]
         self.mark("compare")
-        if not all(isinstance(side, sympy.Expr) for side in g + a):
+        if not all(_scalar(side) for side in g + a):
             return False
         gold_zero, answer_zero = g[0] - g[1], a[0] - a[1]
         if gold_zero.free_symbols != answer_zero.free_symbols or not gold_zero.free_symbols:
@@ -132,11 +132,11 @@ class Sympy:
         return ("10", "e") if self.policy.log_base == "any" else (self.policy.log_base,)
 
     def _same(self, gold: Any, answer: Any) -> bool:
-        if isinstance(gold, sympy.Expr) and isinstance(answer, sympy.Expr):
+        if _scalar(gold) and _scalar(answer):
             sampled = self._sampled(gold, answer)
             if sampled is not None:
                 return sampled
-        elif isinstance(gold, sympy.Expr) or isinstance(answer, sympy.Expr):
+        elif _scalar(gold) or _scalar(answer):
             return False
         return bool(math_verify.verify(gold, answer, timeout_seconds=None, allow_set_relation_comp=True))
 
@@ -188,7 +188,7 @@ def read(text: str, log_base: str) -> Any:
     unit = [s for s in value.free_symbols - bound if getattr(s, "name", "") == "i"]
     if unit and _COMPLEX.search(text):
         value = value.xreplace({unit[0]: sympy.I})
-    return value.doit() if isinstance(value, sympy.MatrixBase | sympy.Limit) else value
+    return value.doit() if isinstance(value, sympy.MatrixBase | sympy.MatrixExpr | sympy.Limit) else value
 
 
 def spell(text: str, log_base: str) -> str:
@@ -230,6 +230,10 @@ def _value(expression: Any, point: dict[Any, Any]) -> Any:
         return None
     re_part, im_part = value.as_real_imag()
     return value if re_part.is_Number and im_part.is_Number else None
+
+
+def _scalar(value: Any) -> bool:
+    return isinstance(value, sympy.Expr) and not isinstance(value, sympy.MatrixBase | sympy.MatrixExpr)
 
 
 def _real(value: Any) -> bool:
