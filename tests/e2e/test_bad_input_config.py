@@ -22,7 +22,7 @@ def folder(tmp_path):
     [
         (
             ["train", *BASE, "rollout.temprature=1", "lr=1e-4"],
-            ["did you mean rollout.temperature", "did you mean optim.lr"],
+            ["did you mean rollout.temperature", "did you mean critic.lr or optim.lr"],
         ),
         (["train", *BASE, "advantage=dr_gpro"], ["advantage=dr_gpro", "did you mean dr_grpo"]),
         (["train", *BASE, "rollout.n=1"], ["rollout.n=1", "advantage=grpo", "rollout.n=2"]),

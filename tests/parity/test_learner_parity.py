@@ -1,6 +1,7 @@
 """One optimizer step, many ways to compute it: micro-batches, row order, packing, a shared prompt, checkpointing."""
 
 import asyncio
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -243,3 +244,11 @@ def test_nan_hidden_states_outside_the_read_positions_change_nothing(kind):
     metrics = asyncio.run(learner.forward_backward(batch, Plain()))
     got = {"policy/loss": metrics["policy/loss"].value}, {n: p.grad for n, p in model.named_parameters()}
     assert_same(got, want)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile on a CPU needs a C++ compiler")
+def test_a_compiled_body_gives_the_same_gradient():
+    batch = Batch.from_groups(rollouts(groups=2, n=2))
+    got = step(batch, Plain(), compile=True)
+    assert not got[2].forward.packed
+    assert_same(got, step(batch, Plain()))
