@@ -26,7 +26,7 @@ SMALL = [
 def commands():
     """Every `$ …coterie …` line, without its comment."""
     for page in PAGES:
-        for line in page.read_text(encoding="utf-8").splitlines():
+        for line in page.read_text(encoding="utf-8").replace("\\\n", " ").splitlines():
             found = re.match(r"\$ (?:\.venv/bin/)?coterie (.*)", line)
             if found:
                 yield page.name, shlex.split(found.group(1), comments=True)

@@ -53,7 +53,10 @@ def run_quickstart(overrides: Sequence[str]) -> None:
     out.print(f"run directory: {found['run_dir']}")
     out.print("next:", style="bold")
     out.print(f"  coterie train experiment=tiny_rl model={found['warm_start']} advantage=dr_grpo run.dir=runs/mine")
-    out.print(f"  coterie generate model={found['model']} data.path=gym:chain_sum out=completions.jsonl")
+    out.print(
+        f"  coterie generate model={found['model']} data.path=gym:chain_sum data.size=20 "
+        "\"data.template='{expression} = '\" out=completions.jsonl"
+    )
     out.print("  coterie config advantage")
 
 

@@ -35,7 +35,7 @@ from coterie.train.state import LoopState
 
 
 async def train(run: RLRun, parts: Parts, session: Session) -> dict[str, Any]:
-    """Run the loop to its end, to a stop request, or to `train.patience`; returns the last evaluation's metrics.
+    """Run the loop to its end, to a stop request, or to `train.patience`; returns the summary.
 
     Args:
         run: the frozen configuration.
@@ -94,13 +94,14 @@ async def train_step(run: RLRun, parts: Parts, state: LoopState) -> tuple[LoopSt
         )
     kept, stage_metrics = apply_stages("filter", run.filters, scored)
     metrics = [rollout_metrics(scored), reward_metrics, group_metrics(scored), stage_metrics]
-    if any(r.num_actions for g in kept for r in g.rollouts):
+    if action_tokens(kept):
         with clock("score"):
             kept = await add_streams(run, parts, kept)
         kept, shaping_metrics = apply_stages("shaping", controlled(run, state), kept)
         kept = run.advantage(kept)
         kept, transform_metrics = apply_stages("transform", run.transforms, kept)
         metrics += [shaping_metrics, transform_metrics, advantage_metrics(kept)]
+    if action_tokens(kept):
         with clock("update"):
             metrics.append(await update(run, parts, state, step, kept, only_critic=warming_up))
         weights = await parts.learner.publish()
