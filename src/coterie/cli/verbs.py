@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -51,13 +52,14 @@ def run_quickstart(overrides: Sequence[str]) -> None:
     out.print(table)
     out.print(f"{found['problems']} held-out problems, {found['steps']} steps, {found['wall_s']:.0f} s")
     out.print(f"run directory: {found['run_dir']}")
+    program = sys.argv[0] if Path(sys.argv[0]).name == "coterie" else "coterie"
     out.print("next:", style="bold")
-    out.print(f"  coterie train experiment=tiny_rl model={found['warm_start']} advantage=dr_grpo run.dir=runs/mine")
+    out.print(f"  {program} train experiment=tiny_rl model={found['warm_start']} advantage=dr_grpo run.dir=runs/mine")
     out.print(
-        f"  coterie generate model={found['model']} data.path=gym:chain_sum data.size=20 "
+        f"  {program} generate model={found['model']} data.path=gym:chain_sum data.size=20 "
         "\"data.template='{expression} = '\" out=completions.jsonl"
     )
-    out.print("  coterie config advantage")
+    out.print(f"  {program} config advantage")
 
 
 def run_doctor() -> None:

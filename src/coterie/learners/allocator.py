@@ -12,8 +12,8 @@ def keep_freed_memory() -> bool:
     """Ask the C library not to hand large freed blocks back to the kernel; whether it agreed.
 
     A training step frees and takes gigabytes of activations for each micro-batch. glibc maps every block above 32 MiB
-    anew and trims the top of its heap, so that each page is faulted in and zeroed again (measured: 3 to 10 % of a
-    step on a CPU). Peak memory stays the same; what was freed serves the next micro-batch and the engine's cache
+    anew and trims the top of its heap, so that each page is faulted in and zeroed again (a few percent of a step on a
+    CPU). Peak memory stays the same; what was freed serves the next micro-batch and the engine's cache
     instead of other processes. Does nothing where the C library has no `mallopt`.
     """
     if sys.platform != "linux":

@@ -30,13 +30,12 @@ from coterie.learners.prefix import packing_obstacle
 PROCESS_BYTES = 440 << 20
 """Resident memory of a process with torch, transformers and a data set, before any model (measured)."""
 
-TRAIN_SHARE, SAMPLE_SHARE = 0.75, 0.35
+TRAIN_SHARE, SAMPLE_SHARE = 0.75, 0.4
 """Shares of the matrix-multiply ceiling that training and sampling reach (measured, `docs/performance.md`)."""
 
 FRAGMENTED_ONE, FRAGMENTED_MANY = 0.1, 0.4
 """Bytes that a CPU's heap holds in gaps, for each byte of gradients, activations and logits: with one micro-batch and
-with more. (Measured with glibc 2.36: a freed block can't take an aligned one of its own size, so each micro-batch lands
-between the gaps of the last one.)"""
+with more. (Fitted to `benchmarks/memory.py` with glibc 2.36; `mallinfo2` shows the gaps.)"""
 
 _ABSENT_GPU_BYTES = 80 << 30
 
