@@ -141,11 +141,12 @@ def test_bad_fields(cls, fields):
 @pytest.mark.parametrize("cls", [PRIME, OnPolicyDistillation, MiniLLM, KLAdvantage])
 def test_conventions_construct(cls):
     for overrides in cls.conventions.values():
-        cls(**overrides)
+        piece = cls(**overrides)
+        assert {name: getattr(piece, name) for name in overrides} == overrides
 
 
 def test_ends_of_the_ranges_are_allowed():
-    PRIME(gamma=0, lam=1, process_coef=0, outcome_coef=0)
-    PRIME(gamma=1, lam=0)
-    MiniLLM(gamma=0)
-    KLAdvantage(gamma=1)
+    assert PRIME(gamma=0, lam=1, process_coef=0, outcome_coef=0).gamma == 0
+    assert PRIME(gamma=1, lam=0).lam == 0
+    assert MiniLLM(gamma=0).gamma == 0
+    assert KLAdvantage(gamma=1).gamma == 1

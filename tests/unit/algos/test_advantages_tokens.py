@@ -157,7 +157,8 @@ def test_bad_fields(cls, fields):
 @pytest.mark.parametrize("cls", [ReinforcePlusPlus, ReinforcePlusPlusBaseline, ReMax, OTB])
 def test_conventions_construct(cls):
     for overrides in cls.conventions.values():
-        cls(**overrides)
+        piece = cls(**overrides)
+        assert {name: getattr(piece, name) for name in overrides} == overrides
 
 
 def test_otb_default_eps():
