@@ -95,7 +95,9 @@ def build_parts(run: RLRun, runtime: LocalRuntime, *, threads: int = 0) -> Parts
     critic = None
     if reads_values(run):
         critic = build_critic(run, runtime, tokenizer, device=device, total_steps=updates * run.train.steps)
-    engine = runtime.spawn(TransformersEngine, learner.module, tokenizer, run.engine, device=device)
+    engine = runtime.spawn(
+        TransformersEngine, learner.module, tokenizer, run.engine, device=device, dtype=learner.dtype
+    )
     return Parts(
         learner=learner,
         engine=engine,

@@ -95,3 +95,8 @@ def test_sampler_and_learner_agree_on_the_first_update(model, tmp_path):
     _, metrics, _ = step(composed(model, tmp_path, "rollout.temperature=0.7"))
     assert metrics["kl/sampler_k3"] < 1e-9
     assert metrics["policy/ratio_mean"] == 1.0
+
+
+def test_the_engine_samples_in_the_learner_s_dtype(model, tmp_path):
+    _, metrics, _ = step(composed(model, tmp_path, "learner.dtype=bfloat16"))
+    assert metrics["kl/sampler_k3"] < 1e-4
