@@ -6,10 +6,10 @@ STAMP := $(VENV)/.installed
 WORKERS ?= 2
 SEED ?= 0
 
-.PHONY: help quickstart smollm2 test check format docs learn bench clean
+.PHONY: help quickstart smollm2 test check format docs clean
 
 help:  ## list the targets
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not ((3, 11) <= sys.version_info[:2] <= (3, 12)))' || \
@@ -28,13 +28,13 @@ models/smollm2: $(STAMP)
 smollm2: models/smollm2  ## SmolLM2-135M-Instruct as a plain Hugging Face folder, models/smollm2
 
 test: $(STAMP)  ## every test that needs neither a GPU nor vLLM
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) -m "not slow and not gpu and not vllm"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) -m "not gpu and not vllm"
 
 check: $(STAMP)  ## format, lint, types, architecture and unit tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) tests/arch tests/unit -m "not slow and not gpu and not vllm"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) tests/arch tests/unit -m "not gpu and not vllm"
 
 format: $(STAMP)  ## rewrite the sources in the house format
 	$(BIN)/ruff format .
@@ -42,9 +42,6 @@ format: $(STAMP)  ## rewrite the sources in the house format
 
 docs: $(STAMP)  ## regenerate the reference pages that are made from code
 	$(BIN)/python -m coterie.docs
-
-learn: $(STAMP)  ## the long learning tables
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) -m slow tests/learn
 
 clean:  ## remove caches and the environment
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
