@@ -29,7 +29,7 @@ from coterie.runtime.local import LocalRuntime
 from coterie.runtime.parts import build_learner, eval_data
 from coterie.train.reference import cache_key, with_reference
 from coterie.train.session import Session, open_directory, recorded_threads
-from coterie.train.sft import Encoded
+from coterie.train.sft import Encoded, total_steps
 from coterie.train.step_loop import StepLoop
 
 REFERENCE = "ref_logprobs"
@@ -109,11 +109,6 @@ def encode_rows(run: DPORun, config: DataConfig, tokenizer: Any) -> Rows:
         )
     notes = (*rows.notes, note) if len(kept) < len(groups) else rows.notes
     return Rows([Encoded(g.example.id, g) for g in kept], notes)
-
-
-def total_steps(steps: int, epochs: float, rows: int, batch_size: int) -> int:
-    """The run's last step: `steps`, or those that `epochs` passes take."""
-    return int(np.ceil(epochs * rows / batch_size)) if epochs else steps
 
 
 def build(run: DPORun, *, threads: int) -> tuple[PreferenceParts, int, str]:

@@ -21,9 +21,9 @@ from coterie.learners.models import load_tokenizer
 from coterie.learners.reward_model import SCORE, LocalRewardModel, load_reward_model
 from coterie.runtime.device import choose_device, choose_threads
 from coterie.runtime.parts import eval_data
-from coterie.train.preference import Rows, first, in_directory, pair_metrics, select_rows, total_steps
+from coterie.train.preference import Rows, first, in_directory, pair_metrics, select_rows
 from coterie.train.session import Session, recorded_threads
-from coterie.train.sft import Encoded
+from coterie.train.sft import Encoded, total_steps
 from coterie.train.step_loop import StepLoop
 
 

@@ -20,6 +20,7 @@ from coterie.data.chat import conversation_group
 from coterie.data.cursor import Cursor
 from coterie.data.sources import load_conversations
 from coterie.errors import DataError
+from coterie.learners.models import load_tokenizer
 from coterie.runtime.device import choose_device
 from coterie.runtime.local import LocalRuntime
 from coterie.runtime.parts import build_learner, eval_data
@@ -112,10 +113,13 @@ def encode_all(config: DataConfig, tokenizer: Any, max_tokens: int, seed: int) -
     return kept
 
 
+def total_steps(steps: int, epochs: float, rows: int, batch_size: int) -> int:
+    """The run's last step: `steps`, or those that `epochs` passes take."""
+    return int(np.ceil(epochs * rows / batch_size)) if epochs else steps
+
+
 def build(run: SFTRun, *, threads: int) -> tuple[SFTParts, int, str]:
     """Data, then model; returns the parts, the thread count in force and the device."""
-    from coterie.learners.models import load_tokenizer
-
     device = choose_device(run.run.device)
     tokenizer = load_tokenizer(run.model)
     encoded = encode_all(run.data, tokenizer, run.sft.max_tokens, run.run.seed)
@@ -123,9 +127,7 @@ def build(run: SFTRun, *, threads: int) -> tuple[SFTParts, int, str]:
     if run.eval.every:
         found = encode_all(eval_data(run.data, run.eval.data), tokenizer, run.sft.max_tokens, run.run.seed)
         held_out = [e.group for e in found[: run.eval.max_examples or None]]
-    steps = run.train.steps
-    if run.sft.epochs:
-        steps = int(np.ceil(run.sft.epochs * len(encoded) / run.sft.batch_size))
+    steps = total_steps(run.train.steps, run.sft.epochs, len(encoded), run.sft.batch_size)
     learner, threads = build_learner(
         run.model,
         run.model_kwargs,
